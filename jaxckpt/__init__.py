@@ -1,0 +1,79 @@
+"""Checkpoints for JAX at the speed of the disk, readable by plain orbax.
+
+Names are imported when they are used: looking at files needs neither jax nor orbax.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from jaxckpt._options import Options
+from jaxckpt._version import __version__
+from jaxckpt.errors import (
+    CheckpointNotFoundError,
+    ClosedError,
+    DamagedCheckpointError,
+    DamagedStepWarning,
+    FormatVersionError,
+    InvalidOptionsError,
+    JaxckptError,
+    NotACheckpointError,
+    StepExistsError,
+    StepNotFoundError,
+    StorageError,
+    TreeMismatchError,
+    UnsupportedLeafError,
+    UnsupportedTopologyError,
+)
+
+if TYPE_CHECKING:
+    from jaxckpt.checkpointer import Checkpointer
+    from jaxckpt.handlers import ShardedCheckpointHandler, ShardedRestore, ShardedSave
+    from jaxckpt.single import restore, save
+
+_LATER = {
+    "Checkpointer": "jaxckpt.checkpointer",
+    "ShardedCheckpointHandler": "jaxckpt.handlers",
+    "ShardedRestore": "jaxckpt.handlers",
+    "ShardedSave": "jaxckpt.handlers",
+    "restore": "jaxckpt.single",
+    "save": "jaxckpt.single",
+}
+
+__all__ = [
+    "CheckpointNotFoundError",
+    "Checkpointer",
+    "ClosedError",
+    "DamagedCheckpointError",
+    "DamagedStepWarning",
+    "FormatVersionError",
+    "InvalidOptionsError",
+    "JaxckptError",
+    "NotACheckpointError",
+    "Options",
+    "ShardedCheckpointHandler",
+    "ShardedRestore",
+    "ShardedSave",
+    "StepExistsError",
+    "StepNotFoundError",
+    "StorageError",
+    "TreeMismatchError",
+    "UnsupportedLeafError",
+    "UnsupportedTopologyError",
+    "__version__",
+    "restore",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        value = getattr(importlib.import_module(_LATER[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'jaxckpt' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

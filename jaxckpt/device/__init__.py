@@ -1,0 +1,1 @@
+"""Between device arrays and host memory."""

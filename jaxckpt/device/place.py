@@ -1,0 +1,83 @@
+"""From regions in host memory to the arrays of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxckpt._types import Box
+from jaxckpt.format.dtypes import DTYPES
+from jaxckpt.layout.match import Wanted
+from jaxckpt.layout.partition import box_of_index, partition_of, whole_box
+
+
+def data_sharding(want: Wanted) -> jax.sharding.Sharding | None:
+    """The sharding of the stored array: for PRNG keys that of their words."""
+    sharding = want.sharding
+    if want.kind != "prng" or sharding is None or want.spec is None:
+        return sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        ndim = len(want.spec.shape)
+        spec = (*sharding.spec, *([None] * (ndim - len(sharding.spec))), None)
+        return jax.sharding.NamedSharding(
+            sharding.mesh, jax.sharding.PartitionSpec(*spec), memory_kind=sharding.memory_kind
+        )
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        return sharding
+    return None
+
+
+def needed_boxes(want: Wanted) -> list[Box]:
+    """The distinct regions that this process must hold for a result."""
+    assert want.spec is not None
+    shape = want.spec.stored_shape
+    sharding = data_sharding(want) if want.kind in ("jax", "prng") else None
+    if sharding is None:
+        return [whole_box(shape)]
+    own = {d.id for d in sharding.addressable_devices}
+    part = partition_of(sharding, shape)
+    return [
+        box
+        for box, group in zip(part.boxes, part.replicas, strict=True)
+        if any(r.device in own for r in group)
+    ]
+
+
+def build_result(want: Wanted, memory: Mapping[Box, np.ndarray]) -> Any:
+    """The leaf of the result.
+
+    Args:
+        memory: an array for each of `needed_boxes`. On the CPU backend the result uses the same
+            memory, which must never be written again.
+    """
+    spec = want.spec
+    assert spec is not None
+    shape = spec.stored_shape
+    if want.dtype and want.dtype != spec.dtype:
+        memory = {box: array.astype(DTYPES[want.dtype]) for box, array in memory.items()}
+    if want.kind == "numpy":
+        return memory[whole_box(shape)]
+    if want.kind == "npscalar":
+        scalar = memory[whole_box(shape)][()]
+        return want.python(scalar) if want.python else scalar
+    sharding = data_sharding(want)
+    if sharding is None or _uncommitted(want):
+        array = jax.device_put(memory[whole_box(shape)])
+    else:
+        array = jax.make_array_from_callback(
+            shape, sharding, lambda index: memory[box_of_index(index, shape)]
+        )
+    if want.kind == "prng":
+        keys = jax.random.wrap_key_data(array, impl=spec.impl)
+        fits = want.sharding is None or keys.sharding == want.sharding
+        return keys if fits else jax.device_put(keys, want.sharding)
+    return array
+
+
+def _uncommitted(want: Wanted) -> bool:
+    """An array that jax may still move: committing it would pin later computations to a device."""
+    return isinstance(want.own, jax.Array) and not want.own.committed
+

@@ -1,0 +1,209 @@
+"""The error tree: every failure that a caller can act on has a class here.
+
+Owns the wording rule: a message names the thing, what was expected, what was found and the next
+step; the same facts are attributes, so that a program need not parse text. Knows nothing of how
+the failure came about.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+import os
+from collections.abc import Sequence
+
+
+class JaxckptError(Exception):
+    """Root of all errors that jaxckpt raises on purpose."""
+
+
+class InvalidOptionsError(JaxckptError, ValueError):
+    """An option or argument has a value that can not be used.
+
+    Attributes:
+        name: the option's name.
+        value: what was given.
+    """
+
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        self.name, self.value = name, value
+        super().__init__(f"{name}={value!r} can not be used: expected {expected}.")
+
+
+class UnsupportedLeafError(JaxckptError, TypeError):
+    """A leaf of the tree can not be saved; nothing was written.
+
+    Attributes:
+        leaf: the leaf's path as text, for instance ``params.dense.kernel``.
+    """
+
+    def __init__(self, leaf: str, reason: str, next_step: str) -> None:
+        self.leaf, self.reason = leaf, reason
+        super().__init__(f"leaf '{leaf}' can not be saved: {reason}. {next_step}")
+
+
+class UnsupportedTopologyError(JaxckptError, RuntimeError):
+    """The job has a shape (processes, devices) that this version does not handle."""
+
+
+class CheckpointNotFoundError(JaxckptError, FileNotFoundError):
+    """There is nothing at the path.
+
+    Attributes:
+        path: the path that was looked at.
+    """
+
+    def __init__(self, path: str, message: str | None = None) -> None:
+        self.path = path
+        super().__init__(message or f"there is no checkpoint at {path}: no such file or directory.")
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class StepNotFoundError(CheckpointNotFoundError):
+    """The run has no such step.
+
+    Attributes:
+        step: the step asked for; None when the newest was asked for.
+        available: the steps that are there, ascending.
+    """
+
+    def __init__(self, path: str, step: int | None, available: Sequence[int]) -> None:
+        self.step, self.available = step, tuple(available)
+        have = ", ".join(map(str, self.available[-20:])) if self.available else "none"
+        what = "no step at all" if step is None else f"no step {step}"
+        super().__init__(path, f"{path} has {what}; the steps there are: {have}.")
+
+
+class NotACheckpointError(JaxckptError, ValueError):
+    """The path is there, but it is not what was asked for.
+
+    Attributes:
+        path: the path that was looked at.
+    """
+
+    def __init__(self, path: str, found: str, next_step: str) -> None:
+        self.path, self.found = path, found
+        super().__init__(f"{path} is not a checkpoint: {found}. {next_step}")
+
+
+class DamagedCheckpointError(JaxckptError, ValueError):
+    """Bytes of the checkpoint are not those that were written, or break the format's rules.
+
+    Attributes:
+        path: the file, or the directory when no file can be named.
+        leaf: the leaf whose bytes they are, where that is known.
+        offset: the byte offset in the file, where that is known.
+    """
+
+    def __init__(
+        self, path: str, problem: str, *, leaf: str | None = None, offset: int | None = None
+    ) -> None:
+        self.path, self.problem, self.leaf, self.offset = path, problem, leaf, offset
+        where = path if offset is None else f"{path} at offset {offset}"
+        whose = "" if leaf is None else f" (leaf '{leaf}')"
+        super().__init__(
+            f"damaged checkpoint: {where}{whose}: {problem}. "
+            "Restore another step or a copy; these bytes were not returned."
+        )
+
+
+class FormatVersionError(JaxckptError, ValueError):
+    """The checkpoint was written by a version with a format that this one does not know.
+
+    Attributes:
+        path: the sidecar file.
+        found: the version in the file.
+        known: the newest version that this library reads.
+    """
+
+    def __init__(self, path: str, found: object, known: int) -> None:
+        self.path, self.found, self.known = path, found, known
+        super().__init__(
+            f"{path} has format version {found}; this jaxckpt reads up to {known}. "
+            "Install a newer jaxckpt (pip install -U jaxckpt) to open it."
+        )
+
+
+class TreeMismatchError(JaxckptError, ValueError):
+    """The target tree and the checkpoint do not fit together; nothing was read.
+
+    Attributes:
+        mismatches: one line for each leaf that does not fit, all of them.
+    """
+
+    def __init__(self, path: str, mismatches: Sequence[str]) -> None:
+        self.path, self.mismatches = path, tuple(mismatches)
+        shown = "".join(f"\n  - {line}" for line in self.mismatches[:50])
+        more = len(self.mismatches) - 50
+        rest = f"\n  ... and {more} more (see .mismatches)" if more > 0 else ""
+        super().__init__(
+            f"the target does not match the checkpoint {path} in {len(self.mismatches)} place(s):"
+            f"{shown}{rest}\nChange the target, or ask for it: cast=True converts dtypes, "
+            "allow_missing=True keeps the target's own leaves where the checkpoint has none, "
+            "allow_extra=True leaves stored leaves out."
+        )
+
+
+class StepExistsError(JaxckptError, FileExistsError):
+    """A save would replace a checkpoint that is there; it was left as it is.
+
+    Attributes:
+        path: the directory that exists.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"{path} exists and was left as it is. Pass force=True to replace it, or choose "
+            "another step or directory."
+        )
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class StorageError(JaxckptError, OSError):
+    """The file system refused an operation.
+
+    Attributes:
+        operation: what was tried (``write``, ``sync``, ...).
+        path: the file or directory.
+        errno: the system's error number.
+    """
+
+    def __init__(self, operation: str, path: str, cause: OSError, next_step: str = "") -> None:
+        self.operation, self.path = operation, path
+        number = cause.errno or 0
+        text = os.strerror(number) if number else str(cause)
+        code = _errno.errorcode.get(number, "?")
+        advice = next_step or _ADVICE.get(number, "")
+        self._text = f"{operation} failed on {path}: {text} ({code})." + (
+            f" {advice}" if advice else ""
+        )
+        super().__init__(number, text)
+        self.filename = path
+
+    def __str__(self) -> str:
+        return self._text
+
+
+class ClosedError(JaxckptError, RuntimeError):
+    """The object was closed; make a new one."""
+
+
+class DamagedStepWarning(UserWarning):
+    """A newer step is damaged and an older one was restored in its place."""
+
+
+_ADVICE: dict[int, str] = {
+    _errno.ENOSPC: "Free space on that file system or keep fewer steps, then save again; "
+    "older steps are untouched.",
+    _errno.EDQUOT: "The quota is used up: free space or keep fewer steps, then save again; "
+    "older steps are untouched.",
+    _errno.EACCES: "Check the permissions of the directory.",
+    _errno.EPERM: "Check the permissions of the directory.",
+    _errno.EROFS: "The file system is mounted read-only: choose another directory.",
+    _errno.ENOTDIR: "A part of the path is a file: choose another directory.",
+    _errno.EIO: "The device reported an error: the step was given up, older steps are untouched.",
+}

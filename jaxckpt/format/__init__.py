@@ -1,0 +1,1 @@
+"""What bytes mean: pure encoders and decoders. `README.md` here is the specification."""

@@ -1,0 +1,36 @@
+"""Element types: their names on disk and in memory."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+_NUMPY = (
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+    "float16 float32 float64 complex64 complex128"
+).split()
+_ML = (
+    "bfloat16 int2 int4 uint2 uint4 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz "
+    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+).split()
+
+DTYPES: dict[str, np.dtype] = {name: np.dtype(name) for name in _NUMPY} | {
+    name: np.dtype(getattr(ml_dtypes, name)) for name in _ML if hasattr(ml_dtypes, name)
+}
+"""All element types that can be saved, by numpy's name; each takes whole bytes on the host."""
+
+# TensorStore has no name for these. As uint8 the small integers keep their values for every
+# reader. float8_e4m3 keeps its own name, which makes other readers refuse instead of
+# returning its bit patterns as numbers.
+_ZARR_NAMES = {"uint2": "uint8", "uint4": "uint8"}
+
+
+def zarr_name(dtype: str) -> str:
+    """The Zarr v3 ``data_type`` under which elements of a numpy dtype are stored."""
+    return _ZARR_NAMES.get(dtype, dtype)
+
+
+def zarr_fill_value(dtype: str) -> object:
+    """Zero in the JSON form that Zarr v3 asks for."""
+    kind = "c" if dtype.startswith("complex") else "f" if "float" in dtype else dtype
+    return {"c": [0.0, 0.0], "f": 0.0, "bool": False}.get(kind, 0)

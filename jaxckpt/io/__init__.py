@@ -1,0 +1,1 @@
+"""Effects: files, memory, threads, other processes. Knows nothing of jax."""

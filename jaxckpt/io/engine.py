@@ -1,0 +1,79 @@
+"""The one place with threads: a few that copy, a few that write, and one stop sign."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from jaxckpt.io.extents import AbandonedError
+
+
+class Engine:
+    """Two groups of threads, made on first use.
+
+    Args:
+        threads: in each group. Copies must not wait behind writes: a save returns when the
+            copies are done.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._copy = ThreadPoolExecutor(threads, "jaxckpt-copy")
+        self._write = ThreadPoolExecutor(threads, "jaxckpt-write")
+        self.threads = threads
+
+    def job(self) -> Job:
+        """A group of tasks that fails as one."""
+        return Job(self._copy, self._write)
+
+    def close(self) -> None:
+        """Waits for all tasks and ends the threads."""
+        self._copy.shutdown()
+        self._write.shutdown()
+
+
+class Job:
+    """Tasks of one save or restore: the first error stops those that have not begun."""
+
+    def __init__(self, copy: ThreadPoolExecutor, write: ThreadPoolExecutor) -> None:
+        self._copy, self._write = copy, write
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def stopped(self) -> bool:
+        """Whether a task failed."""
+        return self._stop.is_set()
+
+    def fail(self, error: BaseException) -> None:
+        """Stops the job; the first error counts."""
+        with self._lock:
+            if self._error is None and not isinstance(error, AbandonedError):
+                self._error = error
+        self._stop.set()
+
+    def copy(self, task: Callable[[], None]) -> Future[None]:
+        """Runs a task on a copy thread."""
+        return self._copy.submit(self._guard, task)
+
+    def write(self, task: Callable[[], None]) -> Future[None]:
+        """Runs a task on a write thread; it runs even after a stop, to give its memory back."""
+        return self._write.submit(self._guard, task, True)
+
+    def _guard(self, task: Callable[[], None], always: bool = False) -> None:
+        if self._stop.is_set() and not always:
+            return
+        try:
+            task()
+        except BaseException as error:
+            self.fail(error)
+
+    def join(self, futures: Iterable[Future[None]]) -> None:
+        """Waits for all tasks given, then raises the job's first error if there is one."""
+        wait(list(futures))
+        self.check()
+
+    def check(self) -> None:
+        """Raises the job's first error if there is one."""
+        if self._error is not None:
+            raise self._error

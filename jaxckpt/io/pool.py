@@ -1,0 +1,89 @@
+"""Leases: pooled, page-aligned host memory that was touched before, counted in bytes.
+
+Memory that is touched for the first time costs several times what copying into it costs, so
+blocks are kept and handed out again, the last returned first. The budget is a ceiling: whoever
+wants more waits until somebody gives back.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxckpt.io.local import aligned_memory
+from jaxckpt.io.store import BLOCK_BYTES
+
+_MAX_BLOCK_BYTES = 16 << 20
+_MIN_BLOCK_BYTES = 1 << 20
+_BLOCKS_WANTED = 16
+_MIN_BLOCKS = 8  # see io/extents.py: what the copy threads may hold unfinished, and one more
+
+
+def block_bytes_for(budget_bytes: int) -> int:
+    """Blocks of 16 MiB reach the disk's rate; a small budget is cut finer so that copies and
+    writes still overlap."""
+    block = min(_MAX_BLOCK_BYTES, budget_bytes // _BLOCKS_WANTED)
+    return max(_MIN_BLOCK_BYTES, block // BLOCK_BYTES * BLOCK_BYTES)
+
+
+class HostPool:
+    """Blocks of one size within a byte budget.
+
+    Args:
+        budget_bytes: never holds more than this.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.block_bytes = block_bytes_for(budget_bytes)
+        self.peak_bytes = 0
+        self._free: list[NDArray[np.uint8]] = []
+        self._held = 0  # bytes of all blocks, free or out
+        self._limit = budget_bytes
+        self._changed = threading.Condition()
+
+    def acquire(self, may_grow: bool = True) -> NDArray[np.uint8]:
+        """A block; waits until there is one.
+
+        Args:
+            may_grow: False prefers to wait for a used block over touching fresh memory, as long
+                as some block is out.
+        """
+        with self._changed:
+            while not self._free:
+                if self._held + self.block_bytes <= self._limit and (may_grow or not self._held):
+                    self._held += self.block_bytes
+                    self.peak_bytes = max(self.peak_bytes, self._held)
+                    break
+                self._changed.wait()
+            else:
+                return self._free.pop()
+        return np.frombuffer(aligned_memory(self.block_bytes), np.uint8)
+
+    def give_back(self, block: NDArray[np.uint8]) -> None:
+        """Returns a block that nobody looks at any more."""
+        with self._changed:
+            self._free.append(block)
+            self._changed.notify_all()
+
+    def set_headroom(self, nbytes: int) -> None:
+        """Keeps part of the budget free for memory that the user of the pool allocates itself.
+
+        A few blocks are always granted, so that a save goes on under any budget.
+        """
+        with self._changed:
+            least = _MIN_BLOCKS * self.block_bytes
+            self._limit = max(least, self.budget_bytes - nbytes)
+            while self._free and self._held > self._limit:
+                self._free.pop()
+                self._held -= self.block_bytes
+
+    def trim(self, keep_bytes: int = 0) -> None:
+        """Gives free blocks beyond ``keep_bytes`` back to the system."""
+        with self._changed:
+            while self._free and self._held > keep_bytes:
+                self._free.pop()
+                self._held -= self.block_bytes
+            self._changed.notify_all()

@@ -1,0 +1,65 @@
+"""Which region of an array lies on which device of which process."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax
+
+from jaxckpt._types import Box
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A device that holds a region, and the process that it belongs to."""
+
+    process: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The distinct regions of an array, and for each its replica group.
+
+    Attributes:
+        shape: the array's shape.
+        boxes: disjoint, together the whole array; in order of their start.
+        replicas: for each box the devices that hold it, in order of process and device.
+    """
+
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    replicas: tuple[tuple[Replica, ...], ...]
+
+
+def whole_box(shape: tuple[int, ...]) -> Box:
+    """The region of a whole array."""
+    return Box((0,) * len(shape), shape)
+
+
+def host_partition(shape: tuple[int, ...], process: int = 0) -> Partition:
+    """A value in host memory, the same on every process; ``process`` stands for all."""
+    return Partition(shape, (whole_box(shape),), ((Replica(process, -1),),))
+
+
+@functools.lru_cache(maxsize=4096)
+def partition_of(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Partition:
+    """The partition that a sharding makes of a shape; the same on every process."""
+    groups: dict[Box, list[Replica]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        groups.setdefault(box_of_index(index, shape), []).append(
+            Replica(device.process_index, device.id)
+        )
+    boxes = sorted(groups, key=lambda b: b.start)
+    members = tuple(
+        tuple(sorted(groups[b], key=lambda r: (r.process, r.device))) for b in boxes
+    )
+    return Partition(shape, tuple(boxes), members)
+
+
+def box_of_index(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
+    """The region that a tuple of slices with step 1 selects."""
+    start = tuple(s.start or 0 for s in index)
+    stop = tuple(n if s.stop is None else s.stop for s, n in zip(index, shape, strict=True))
+    return Box(start, stop)

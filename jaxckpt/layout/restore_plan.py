@@ -1,0 +1,135 @@
+"""Which bytes are read, once each, and to which places in memory they go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxckpt._types import Box, LeafSpec, Span
+from jaxckpt.format.dtypes import DTYPES
+from jaxckpt.format.zarr import chunk_key
+from jaxckpt.layout.chunking import chunk_box, positions_meeting
+
+COALESCE_GAP_BYTES = 64 << 10
+COALESCE_READ_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A region of a leaf that the result needs in one piece of memory."""
+
+    leaf: int
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRead:
+    """A stored chunk that is needed, and by which slots.
+
+    Attributes:
+        leaf: the leaf's number.
+        box: the chunk's region, cut to the array.
+        full_shape: the stored shape; larger than the region's at an uneven edge.
+        source: where it lies, or the value itself.
+        slots: numbers of the slots that share elements with it.
+    """
+
+    leaf: int
+    box: Box
+    full_shape: tuple[int, ...]
+    source: Span | bytes
+    slots: tuple[int, ...]
+
+
+class MissingChunkError(LookupError):
+    """A chunk is not in the index; ``leaf`` and ``key`` name it."""
+
+    def __init__(self, leaf: str, key: bytes) -> None:
+        self.leaf, self.key = leaf, key
+        super().__init__(f"chunk {key.decode()} of leaf {leaf} is not in the index")
+
+
+def plan_reads(
+    leaves: Sequence[LeafSpec],
+    slots: Sequence[Slot],
+    find: Callable[[bytes], bytes | Span | None],
+) -> list[ChunkRead]:
+    """Each chunk that meets a slot, once, ordered by leaf.
+
+    Raises:
+        MissingChunkError: the index lacks a chunk.
+    """
+    by_leaf: dict[int, list[int]] = {}
+    for number, slot in enumerate(slots):
+        by_leaf.setdefault(slot.leaf, []).append(number)
+    reads: list[ChunkRead] = []
+    for leaf, members in by_leaf.items():
+        spec = leaves[leaf]
+        if 0 in spec.stored_shape:
+            continue
+        needed: dict[tuple[int, ...], list[int]] = {}
+        for number in members:
+            for position in positions_meeting(slots[number].box, spec.chunk_shape):
+                needed.setdefault(position, []).append(number)
+        for position, users in sorted(needed.items()):
+            key = chunk_key(spec.name, position)
+            source = find(key)
+            if source is None:
+                raise MissingChunkError(spec.name, key)
+            full = chunk_box(position, spec.chunk_shape)
+            stop = tuple(map(min, full.stop, spec.stored_shape))
+            reads.append(
+                ChunkRead(leaf, Box(full.start, stop), full.shape, source, tuple(users))
+            )
+    return reads
+
+
+def chunk_bytes(spec: LeafSpec) -> int:
+    """Raw bytes of a whole chunk of a leaf."""
+    return math.prod(spec.chunk_shape) * DTYPES[spec.dtype].itemsize
+
+
+def contiguous_offset(inner: Box, outer: Box) -> int | None:
+    """Element offset of ``inner`` in an array that holds ``outer`` in C order.
+
+    None where its elements do not lie end to end there.
+    """
+    offset, stride, whole = 0, 1, True
+    for a, b, lo, hi in zip(
+        reversed(inner.start),
+        reversed(inner.stop),
+        reversed(outer.start),
+        reversed(outer.stop),
+        strict=True,
+    ):
+        if not whole and b - a != 1:
+            return None
+        if b - a != hi - lo:
+            whole = False
+        offset += (a - lo) * stride
+        stride *= hi - lo
+    return offset
+
+
+def coalesce(spans: Sequence[tuple[Span, int]]) -> list[tuple[Span, list[tuple[int, int]]]]:
+    """Joins spans that lie near one another in a file into reads of a few MiB.
+
+    Args:
+        spans: each with a number of the caller's.
+
+    Returns:
+        Reads, each with the members' number and offset inside the read.
+    """
+    reads: list[tuple[Span, list[tuple[int, int]]]] = []
+    for span, number in sorted(spans, key=lambda s: (s[0].file, s[0].offset)):
+        if reads:
+            last, members = reads[-1]
+            near = span.file == last.file and span.offset - last.end <= COALESCE_GAP_BYTES
+            if near and span.end - last.offset <= COALESCE_READ_BYTES:
+                end = max(last.end, span.end)
+                members.append((number, span.offset - last.offset))
+                reads[-1] = Span(last.file, last.offset, end - last.offset), members
+                continue
+        reads.append((span, [(number, 0)]))
+    return reads

@@ -1,0 +1,134 @@
+"""Opening an item that jaxckpt wrote: everything checked before anything is allocated for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import crc32c
+import numpy as np
+
+from jaxckpt._types import Span
+from jaxckpt.errors import DamagedCheckpointError, FormatVersionError, NotACheckpointError
+from jaxckpt.format.datafiles import check_data_path
+from jaxckpt.format.frame import FormatError
+from jaxckpt.format.index import Index, read_tree
+from jaxckpt.format.limits import MAX_NODE_BYTES, MAX_SIDECAR_BYTES
+from jaxckpt.format.manifest import MANIFEST_NAME, decode_manifest
+from jaxckpt.format.sidecar import SIDECAR_NAME, Sidecar, decode_sidecar
+from jaxckpt.io.store import Store, join, read_file
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedItem:
+    """An item directory with its decoded sidecar and index."""
+
+    path: str
+    sidecar: Sidecar
+    index: Index
+
+
+def has_sidecar(store: Store, path: str) -> bool:
+    """Whether jaxckpt wrote the item."""
+    found = store.stat(join(path, SIDECAR_NAME))
+    return found is not None and not found.is_dir
+
+
+def read_sidecar(store: Store, path: str) -> Sidecar:
+    """The item's sidecar, checked; its other files are not looked at."""
+    name = join(path, SIDECAR_NAME)
+    try:
+        return decode_sidecar(read_file(store, name, MAX_SIDECAR_BYTES, path), name)
+    except FileNotFoundError as error:
+        raise NotACheckpointError(
+            path, f"it has no {SIDECAR_NAME}", "Give the directory of a saved state."
+        ) from error
+    except FormatVersionError:
+        raise
+    except ValueError as error:
+        raise damaged(name, error) from error
+
+
+def check_files(store: Store, path: str, sidecar: Sidecar) -> None:
+    """Every file is there with its size; small ones with their checksum.
+
+    Raises:
+        DamagedCheckpointError: names the first that is not.
+    """
+    for name, record in sidecar.files.items():
+        file = join(path, name)
+        found = store.stat(file)
+        if found is None or found.is_dir:
+            raise DamagedCheckpointError(file, "the file is missing")
+        if found.size != record.size:
+            raise DamagedCheckpointError(
+                file, f"it has {found.size} bytes; {record.size} were written"
+            )
+
+
+def open_item(store: Store, path: str) -> OpenedItem:
+    """Reads and checks the sidecar, the root manifest and the whole index.
+
+    Raises:
+        FormatVersionError: a newer format.
+        DamagedCheckpointError: a file is missing, has another size or breaks the format.
+    """
+    sidecar = read_sidecar(store, path)
+    check_files(store, path, sidecar)
+    name = join(path, MANIFEST_NAME)
+    try:
+        data = read_file(store, name, MAX_NODE_BYTES, path)
+        record = sidecar.files.get(MANIFEST_NAME)
+        if record is None or record.crc != crc32c.crc32c(data):
+            raise FormatError(f"{name} is not the one that the sidecar names")
+        index = read_tree(decode_manifest(data, name), lambda span: _fetch(store, path, span))
+        _check_spans(index, sidecar)
+    except FormatError as error:
+        raise damaged(name, error) from error
+    return OpenedItem(path, sidecar, index)
+
+
+def damaged(path: str, error: Exception) -> DamagedCheckpointError:
+    """The error of a file whose bytes break the format."""
+    text = str(error).removeprefix(path).strip(" :")
+    return DamagedCheckpointError(path, text)
+
+
+def _fetch(store: Store, path: str, span: Span) -> bytes:
+    reader = store.open(join(path, check_data_path(span.file, path)), direct=False, beneath=path)
+    try:
+        if span.end > reader.size:
+            raise FormatError(f"{span} ends behind its file, which has {reader.size} bytes")
+        data = bytearray(span.length)
+        if reader.read_into(span.offset, [data]) != span.length:
+            raise FormatError(f"{span} could not be read whole")
+        return bytes(data)
+    finally:
+        reader.close()
+
+
+def _check_spans(index: Index, sidecar: Sidecar) -> None:
+    """Values lie inside files that the sidecar names and do not overlap."""
+    outside = np.flatnonzero(index.file_ids >= 0)
+    if not len(outside):
+        return
+    sizes = np.zeros(len(index.files), np.int64)
+    for i, file in enumerate(index.files):
+        record = sidecar.files.get(file)
+        if record is None:
+            raise FormatError(f"the index refers to {file[:200]!r}, which the sidecar does not name")
+        sizes[i] = record.size
+    ids, starts = index.file_ids[outside], index.offsets[outside]
+    ends = starts + index.lengths[outside]
+    late = np.flatnonzero(ends > sizes[ids])
+    if len(late):
+        row = int(outside[late[0]])
+        raise FormatError(
+            f"key {index.keys[row][:200]!r} ends at {int(ends[late[0]])} of "
+            f"{index.files[int(ids[late[0]])]}, which has {int(sizes[ids[late[0]]])} bytes"
+        )
+    order = np.lexsort((starts, ids))
+    same = ids[order][1:] == ids[order][:-1]
+    clash = np.flatnonzero(same & (starts[order][1:] < ends[order][:-1]))
+    if len(clash):
+        row = int(outside[order[clash[0] + 1]])
+        raise FormatError(f"key {index.keys[row][:200]!r} overlaps another value")

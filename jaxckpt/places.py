@@ -1,0 +1,133 @@
+"""What a directory is: an item, a step, a run; and which steps of a run are whole."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from jaxckpt.errors import (
+    CheckpointNotFoundError,
+    DamagedCheckpointError,
+    FormatVersionError,
+    InvalidOptionsError,
+    NotACheckpointError,
+    StorageError,
+)
+from jaxckpt.format import orbaxmeta
+from jaxckpt.format.frame import FormatError
+from jaxckpt.format.limits import MAX_JSON_BYTES
+from jaxckpt.format.names import parse_step
+from jaxckpt.io.store import Store, join, read_file
+from jaxckpt.opened import check_files, has_sidecar, read_sidecar
+
+_PREFERRED_ITEMS = ("default", "state")
+
+
+def checked_path(path: Any) -> str:
+    """An absolute local path as text.
+
+    Raises:
+        InvalidOptionsError: it is empty, no path, or a URL.
+    """
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidOptionsError("path", path, "a path")
+    if "://" in text:
+        raise InvalidOptionsError("path", text, "a directory of a mounted file system, not a URL")
+    return os.path.abspath(text)
+
+
+def is_item(store: Store, path: str) -> bool:
+    """Whether a directory holds one saved state."""
+    return has_sidecar(store, path) or store.stat(join(path, orbaxmeta.TREE_NAME)) is not None
+
+
+def find_item(store: Store, path: str) -> str:
+    """The item that a path means: itself, or the state inside a step.
+
+    Raises:
+        CheckpointNotFoundError: there is nothing.
+        NotACheckpointError: it is something else; the error says what.
+    """
+    found = store.stat(path)
+    if found is None:
+        raise CheckpointNotFoundError(path)
+    if not found.is_dir:
+        raise NotACheckpointError(path, "it is a file", "Give the checkpoint's directory.")
+    if is_item(store, path):
+        return path
+    names = sorted(n for n in store.list_dir(path) if not n.startswith("."))
+    items = [n for n in names if is_item(store, join(path, n))]
+    for name in _PREFERRED_ITEMS:
+        if name in items and not _is_run(names):
+            return join(path, name)
+    if len(items) == 1 and not _is_run(names):
+        return join(path, items[0])
+    if _is_run(names):
+        steps = sorted(s for s in map(parse_step, names) if s is not None)
+        raise NotACheckpointError(
+            path,
+            f"it is a run with the steps {', '.join(map(str, steps[-20:]))}",
+            f"Give one of them, for instance {join(path, str(steps[-1]))}, or use "
+            "jaxckpt.Checkpointer.",
+        )
+    if items:
+        raise NotACheckpointError(
+            path, f"it holds the items {', '.join(items)}", "Give the directory of one of them."
+        )
+    what = "it is an empty directory" if not names else f"it holds {', '.join(names[:10])}"
+    raise NotACheckpointError(path, what, "Give the directory of a saved state or of a step.")
+
+
+def _is_run(names: list[str]) -> bool:
+    return any(parse_step(n) is not None for n in names)
+
+
+def step_problem(store: Store, path: str) -> str | None:
+    """Why a step directory is not whole; None when it is, as far as names and sizes tell."""
+    name = join(path, orbaxmeta.STEP_NAME)
+    try:
+        handlers = orbaxmeta.decode_step(read_file(store, name, MAX_JSON_BYTES, path), name)
+        if handlers is None:
+            return f"{name} says that it was never committed"
+        items = [join(path, n) for n in handlers] if isinstance(handlers, dict) else [path]
+        for item in items:
+            if has_sidecar(store, item):
+                check_files(store, item, read_sidecar(store, item))
+            elif not _looks_whole(store, item):
+                return f"{item} has no metadata"
+    except FormatVersionError:
+        return None  # it is there and whole for a newer jaxckpt; opening it says so
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except (DamagedCheckpointError, FormatError, StorageError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _looks_whole(store: Store, item: str) -> bool:
+    """An item of orbax's own: its metadata, whatever the handler calls it, is not empty."""
+    found = store.stat(item)
+    if found is None or not found.is_dir:
+        return False
+    for name in (orbaxmeta.TREE_NAME, orbaxmeta.JSON_ITEM_NAME):
+        file = store.stat(join(item, name))
+        if file is not None:
+            return file.size > 0
+    return bool(store.list_dir(item))
+
+
+def whole_steps(store: Store, run: str) -> list[int]:
+    """The steps of a run that are whole, ascending."""
+    found = store.stat(run)
+    if found is None or not found.is_dir:
+        return []
+    steps: list[int] = []
+    for name in store.list_dir(run):
+        step = parse_step(name)
+        if step is not None and step_problem(store, join(run, name)) is None:
+            steps.append(step)
+    return sorted(steps)

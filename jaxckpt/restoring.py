@@ -1,0 +1,248 @@
+"""The line of a restore: open and check, match the target, plan, read once, check, build the tree."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxckpt._options import Options
+from jaxckpt._types import Box, LeafSpec
+from jaxckpt.device.memory import nbytes_of, regions
+from jaxckpt.device.place import build_result, needed_boxes
+from jaxckpt.errors import DamagedCheckpointError
+from jaxckpt.foreign import ForeignItem, open_foreign
+from jaxckpt.format.dtypes import DTYPES
+from jaxckpt.format.tree import TreeNode, build
+from jaxckpt.format.values import text_value
+from jaxckpt.io.chunk_reader import ChunkReader, Task
+from jaxckpt.io.engine import Engine, Job
+from jaxckpt.io.world import World
+from jaxckpt.layout.flatten import flatten_target
+from jaxckpt.layout.match import Wanted, match_target, wanted_without_target
+from jaxckpt.layout.restore_plan import MissingChunkError, Slot, plan_reads
+from jaxckpt.opened import OpenedItem, has_sidecar, open_item
+
+
+@dataclass(frozen=True, slots=True)
+class Leniency:
+    """What a restore may do beyond an exact match.
+
+    Attributes:
+        cast: convert dtypes, and numbers between Python and arrays.
+        allow_missing: keep the target's own leaf where the checkpoint has none.
+        allow_extra: leave out stored leaves that the target lacks.
+    """
+
+    cast: bool = False
+    allow_missing: bool = False
+    allow_extra: bool = False
+
+
+def open_any(world: World, path: str) -> OpenedItem | ForeignItem:
+    """Opens an item of jaxckpt's, or one that stock orbax wrote."""
+    if has_sidecar(world.store, path):
+        return open_item(world.store, path)
+    return open_foreign(world.store, path)
+
+
+def restore_tree(
+    world: World,
+    options: Options,
+    engine: Engine,
+    item: OpenedItem | ForeignItem,
+    target: Any,
+    lenient: Leniency,
+) -> Any:
+    """Reads an opened item.
+
+    Args:
+        target: a tree of arrays, ``ShapeDtypeStruct`` with shardings, or values; None for numpy
+            arrays in plain containers.
+    """
+    root, leaves = _tree_of(item)
+    if target is None:
+        values = _read(world, options, engine, item, leaves, wanted_without_target(leaves))
+        return build(root, values)
+    flat = flatten_target(target)
+    wanted = match_target(
+        item.path,
+        leaves,
+        flat.leaves,
+        cast=lenient.cast,
+        allow_missing=lenient.allow_missing,
+        allow_extra=lenient.allow_extra,
+    )
+    values = _read(world, options, engine, item, leaves, wanted)
+    # Kept leaves come from the target as they are, so an empty container keeps its type.
+    kept = [o if w.kind == "keep" else v for o, w, v in zip(flat.own, wanted, values, strict=True)]
+    return jax.tree_util.tree_unflatten(flat.treedef, kept)
+
+
+def _tree_of(item: OpenedItem | ForeignItem) -> tuple[TreeNode, Sequence[LeafSpec]]:
+    if isinstance(item, ForeignItem):
+        return item.tree, item.leaves
+    return item.sidecar.tree, item.sidecar.leaves
+
+
+def _read(
+    world: World,
+    options: Options,
+    engine: Engine,
+    item: OpenedItem | ForeignItem,
+    leaves: Sequence[LeafSpec],
+    wanted: Sequence[Wanted],
+) -> list[Any]:
+    """The values of all wanted leaves, in their order."""
+    numbers = {leaf.path: i for i, leaf in enumerate(leaves)}
+    values: list[Any] = [None] * len(wanted)
+    arrays: list[_Pending] = []
+    for i, want in enumerate(wanted):
+        if want.kind == "value":
+            assert want.spec is not None
+            values[i] = text_value(want.spec)
+        elif want.kind != "keep":
+            assert want.spec is not None
+            boxes = needed_boxes(want)
+            arrays.append(_Pending(i, numbers[want.spec.path], want, boxes))
+    for wave in _waves(arrays, options.memory_budget_bytes):
+        if isinstance(item, ForeignItem):
+            _read_foreign(item, wave, values)
+        else:
+            _read_own(world, options, engine, item, wave, values)
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A result that needs bytes: its place among the results, leaf number and regions."""
+
+    result: int
+    leaf: int
+    want: Wanted
+    boxes: list[Box]
+
+
+def _waves(arrays: list[_Pending], budget_bytes: int) -> Iterator[list[_Pending]]:
+    """Everything at once where host memory is the result itself; else parts within the budget."""
+    wave: list[_Pending] = []
+    held = 0
+    for pending in arrays:
+        spec = pending.want.spec
+        assert spec is not None
+        size = 0
+        if _leaves_host(pending.want):
+            size = nbytes_of(pending.boxes, DTYPES[spec.dtype])
+        if wave and held + size > budget_bytes:
+            yield wave
+            wave, held = [], 0
+        wave.append(pending)
+        held += size
+    if wave:
+        yield wave
+
+
+def _leaves_host(want: Wanted) -> bool:
+    if want.kind not in ("jax", "prng"):
+        return False
+    if want.sharding is None:
+        return jax.default_backend() != "cpu"
+    return any(d.platform != "cpu" for d in want.sharding.device_set)
+
+
+def _read_own(
+    world: World,
+    options: Options,
+    engine: Engine,
+    item: OpenedItem,
+    wave: list[_Pending],
+    values: list[Any],
+) -> None:
+    slots: list[Slot] = []
+    memory: list[np.ndarray] = []
+    for pending in wave:
+        spec = item.sidecar.leaves[pending.leaf]
+        slots += [Slot(pending.leaf, box) for box in pending.boxes]
+        memory += regions(pending.boxes, DTYPES[spec.dtype])
+    try:
+        reads = plan_reads(item.sidecar.leaves, slots, item.index.find)
+    except MissingChunkError as error:
+        raise DamagedCheckpointError(item.path, str(error), leaf=error.leaf) from error
+    reader = ChunkReader(
+        world.store,
+        item.path,
+        item.sidecar.leaves,
+        slots,
+        memory,
+        checksum=item.sidecar.checksum,
+        compression=item.sidecar.compression,
+        direct=options.direct_io != "off",
+    )
+    by_box = {(s.leaf, s.box): m for s, m in zip(slots, memory, strict=True)}
+    del memory
+    job = engine.job()
+    try:
+        for pending in _as_they_arrive(job, reader.tasks(reads), wave):
+            regions_of = {box: by_box.pop((pending.leaf, box)) for box in pending.boxes}
+            values[pending.result] = build_result(pending.want, regions_of)
+        for pending in wave:
+            if _leaves_host(pending.want):
+                jax.block_until_ready(values[pending.result])
+    finally:
+        reader.close()
+
+
+def _as_they_arrive(job: Job, tasks: list[Task], wave: list[_Pending]) -> Iterator[_Pending]:
+    """Runs the tasks and yields each result once all its bytes are there.
+
+    Raises the first error, once no task is running any more.
+    """
+    missing = {pending.leaf: 0 for pending in wave}
+    for _, leaves in tasks:
+        for leaf in leaves:
+            missing[leaf] += 1
+    done: queue.SimpleQueue[frozenset[int]] = queue.SimpleQueue()
+
+    def tracked(task: Task) -> None:
+        run, leaves = task
+        try:
+            run()
+        except BaseException as error:
+            job.fail(error)
+        finally:
+            done.put(leaves)
+
+    futures = [job.copy(lambda task=task: tracked(task)) for task in tasks]
+    try:
+        by_leaf = {pending.leaf: pending for pending in wave}
+        for pending in wave:
+            if missing[pending.leaf] == 0:
+                yield pending
+        for _ in tasks:
+            if job.stopped():
+                break
+            for leaf in done.get():
+                missing[leaf] -= 1
+                if missing[leaf] == 0 and not job.stopped():
+                    yield by_leaf[leaf]
+    except BaseException as error:
+        job.fail(error)
+        raise
+    finally:
+        job.join(futures)
+
+
+def _read_foreign(item: ForeignItem, wave: list[_Pending], values: list[Any]) -> None:
+    for pending in wave:
+        spec = item.leaves[pending.leaf]
+        filled: dict[Box, np.ndarray] = {}
+        for box, array in zip(
+            pending.boxes, regions(pending.boxes, DTYPES[spec.dtype]), strict=True
+        ):
+            item.read(pending.leaf, box, array)
+            filled[box] = array
+        values[pending.result] = build_result(pending.want, filled)

@@ -1,0 +1,168 @@
+"""One state, one directory: `save` and `restore`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from jaxckpt._options import MIB, Options
+from jaxckpt.commit import clean_leftovers, discard, open_temporary, publish
+from jaxckpt.dist import default_coordinator
+from jaxckpt.errors import NotACheckpointError, StepExistsError, StorageError
+from jaxckpt.format import orbaxmeta
+from jaxckpt.io.engine import Engine
+from jaxckpt.io.pool import HostPool
+from jaxckpt.io.store import join, make_dirs, name_of, parent_of, write_file
+from jaxckpt.io.world import World, local_world
+from jaxckpt.places import checked_path, find_item
+from jaxckpt.restoring import Leniency, open_any, restore_tree
+from jaxckpt.saving import StatePlan, plan_state, stage
+
+_WINDOW_BYTES = 128 * MIB
+"""A save that waits for its end anyway needs no more than this to keep the disk busy."""
+
+_shared_pool_lock = threading.Lock()
+_shared_pools: dict[int, HostPool] = {}
+
+
+def save(
+    path: str | os.PathLike[str],
+    state: Any,
+    *,
+    force: bool = False,
+    options: Options | None = None,
+) -> None:
+    """Saves a pytree into a directory of its own; blocks until it is durable.
+
+    All or nothing: the directory appears whole, or not at all. Plain orbax's
+    ``StandardCheckpointer`` and ``PyTreeCheckpointer`` restore it.
+
+    Args:
+        path: the directory to make; missing parents are made too.
+        state: a pytree of jax and numpy arrays, PRNG keys, numbers, strings and None.
+        force: replace what is there, if it is a checkpoint; the old one stays until the new one
+            is durable.
+
+    Raises:
+        UnsupportedLeafError: a leaf can not be saved; nothing was written.
+        StepExistsError: the path exists and ``force`` is False.
+        StorageError: the file system refused something; nothing is left behind.
+    """
+    options = options or Options()
+    world = local_world(default_coordinator(), require_direct=options.direct_io == "on")
+    pool = _shared_pool(min(_WINDOW_BYTES, options.memory_budget_bytes))
+    engine = Engine(options.writer_threads)
+    try:
+        save_item(world, options, engine, pool, checked_path(path), state, force=force)
+    finally:
+        engine.close()
+
+
+def save_item(
+    world: World,
+    options: Options,
+    engine: Engine,
+    pool: HostPool,
+    path: str,
+    state: Any,
+    *,
+    force: bool,
+) -> None:
+    """`save` in a given world."""
+    started = world.wall_ns()
+    plan = plan_state(state, options)
+    store, parent = world.store, parent_of(path)
+    found = store.stat(path)
+    if found is not None and not force:
+        raise StepExistsError(path)
+    if found is not None:
+        _refuse_to_replace_others(world, path)
+    for new in make_dirs(store, parent):
+        store.sync_dir(parent_of(new))
+    clean_leftovers(world, parent, only=name_of(path))
+    refuse_if_full(world, parent, plan)
+    temporary = open_temporary(world, path)
+    try:
+        staged = stage(world, options, engine, pool, plan, temporary.path, may_grow=True)
+        staged.write()
+        handlers = orbaxmeta.encode_step(orbaxmeta.STANDARD_HANDLER, started, world.wall_ns())
+        write_file(store, join(temporary.path, orbaxmeta.STEP_NAME), handlers)
+        publish(world, temporary, path, replace=force)
+    except BaseException:
+        discard(world, temporary)
+        raise
+
+
+def _refuse_to_replace_others(world: World, path: str) -> None:
+    """Only a checkpoint, or an empty directory, is ever replaced."""
+    try:
+        find_item(world.store, path)
+    except NotACheckpointError:
+        found = world.store.stat(path)
+        if found is not None and found.is_dir and not world.store.list_dir(path):
+            return
+        raise
+
+
+def refuse_if_full(world: World, directory: str, plan: StatePlan) -> None:
+    """Fails before the first byte where there is clearly no room.
+
+    Raises:
+        StorageError: with ENOSPC.
+    """
+    free = world.store.free_bytes(directory)
+    if free is not None and free < plan.nbytes:
+        import errno
+
+        raise StorageError(
+            "save",
+            directory,
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+            f"The state has {plan.nbytes / 1e9:.3f} GB and {free / 1e9:.3f} GB are free: free "
+            "space or keep fewer steps; nothing was written.",
+        )
+
+
+def restore(
+    path: str | os.PathLike[str],
+    target: Any = None,
+    *,
+    cast: bool = False,
+    allow_missing: bool = False,
+    allow_extra: bool = False,
+    options: Options | None = None,
+) -> Any:
+    """Restores a pytree that jaxckpt or plain orbax saved; blocks until it is on the devices.
+
+    Args:
+        path: the directory of the state, or of a step that holds one.
+        target: a tree of arrays or ``jax.ShapeDtypeStruct`` with shardings, which says where each
+            array goes; values of Python and numpy stand for themselves. None: numpy arrays in
+            plain containers.
+        cast: convert dtypes, and numbers between Python and arrays, where the target differs.
+        allow_missing: keep the target's own leaf where the checkpoint has none.
+        allow_extra: leave out stored leaves that the target lacks.
+
+    Raises:
+        CheckpointNotFoundError: there is nothing at the path.
+        NotACheckpointError: it is something else.
+        TreeMismatchError: the target does not fit; all places are listed, nothing was read.
+        DamagedCheckpointError: bytes are not those that were written; none are returned.
+        FormatVersionError: it was written by a newer jaxckpt.
+    """
+    options = options or Options()
+    world = local_world(default_coordinator(), require_direct=options.direct_io == "on")
+    engine = Engine(options.writer_threads + 1)
+    try:
+        item = open_any(world, find_item(world.store, checked_path(path)))
+        lenient = Leniency(cast, allow_missing, allow_extra)
+        return restore_tree(world, options, engine, item, target, lenient)
+    finally:
+        engine.close()
+
+
+def _shared_pool(budget_bytes: int) -> HostPool:
+    """Memory that stays touched between calls of `save`."""
+    with _shared_pool_lock:
+        return _shared_pools.setdefault(budget_bytes, HostPool(budget_bytes))
