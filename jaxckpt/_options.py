@@ -18,7 +18,8 @@ class Options:
         chunk_bytes: the largest chunk, where the divisors of a shard's shape allow it.
         data_file_bytes: a data file is closed once it holds this many bytes.
         memory_budget_bytes: the most host memory that saves may hold beyond the state itself.
-        writer_threads: threads that copy and write; also those that read on a restore.
+        writer_threads: threads that write. One, in order, is the fastest on a local disk;
+            parallel file systems gain from more.
         checksum: store and check a crc32c for each chunk. Off only to see what it costs.
         compression: ``None``, or ``"zstd"`` (level 1; slower, and floats hardly shrink).
         direct_io: ``"on"`` goes past the page cache and fails where the file system can not,
@@ -28,7 +29,7 @@ class Options:
     chunk_bytes: int = 64 * MIB
     data_file_bytes: int = 4 * GIB
     memory_budget_bytes: int = 1 * GIB
-    writer_threads: int = 2
+    writer_threads: int = 1
     checksum: bool = True
     compression: Literal["zstd"] | None = None
     direct_io: Literal["on", "off", "auto"] = "auto"

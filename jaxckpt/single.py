@@ -153,7 +153,7 @@ def restore(
     """
     options = options or Options()
     world = local_world(default_coordinator(), require_direct=options.direct_io == "on")
-    engine = Engine(options.writer_threads + 1)
+    engine = Engine(options.writer_threads)
     try:
         item = open_any(world, find_item(world.store, checked_path(path)))
         lenient = Leniency(cast, allow_missing, allow_extra)

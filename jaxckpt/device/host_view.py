@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxckpt._types import Box
 from jaxckpt.layout.partition import box_of_index
 from jaxckpt.layout.save_plan import ASSEMBLE
 
@@ -25,21 +27,33 @@ def host_region(source: Any, device: int) -> np.ndarray:
         return source
     if device == ASSEMBLE:
         out = np.empty(source.shape, source.dtype)
-        seen: set[Any] = set()
+        wanted = _one_device_each(source.sharding, source.shape)
         for shard in source.addressable_shards:
-            box = box_of_index(shard.index, source.shape)
-            if box not in seen:
-                seen.add(box)
-                out[shard.index] = _to_numpy(shard.data)
+            index = wanted.get(shard.device.id)
+            if index is not None:
+                out[index] = _to_numpy(shard)
         return out
     for shard in source.addressable_shards:
         if shard.device.id == device:
-            return _to_numpy(shard.data)
+            return _to_numpy(shard)
     raise LookupError(f"device {device} holds no shard")
 
 
-def _to_numpy(array: jax.Array) -> np.ndarray:
-    if next(iter(array.devices())).platform != "cpu":
+@functools.lru_cache(maxsize=1024)
+def _one_device_each(
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
+) -> dict[int, tuple[slice, ...]]:
+    """For each region one addressable device that holds it, and its index in the array."""
+    found: dict[Box, tuple[int, tuple[slice, ...]]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        assert index is not None
+        found.setdefault(box_of_index(index, shape), (device.id, index))
+    return dict(found.values())
+
+
+def _to_numpy(shard: Any) -> np.ndarray:
+    array = shard.data
+    if shard.device.platform != "cpu":
         # An array keeps the host copy that was made of it; a second name for the same buffer
         # takes the copy along when it goes.
         array = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxckpt._types import Box
+from jaxckpt._types import Box, LeafSpec
 from jaxckpt.format.dtypes import DTYPES
 from jaxckpt.layout.match import Wanted
 from jaxckpt.layout.partition import box_of_index, partition_of, whole_box
+
+_WHOLE_BYTES = 64 << 10
 
 
 def data_sharding(want: Wanted) -> jax.sharding.Sharding | None:
@@ -35,7 +38,7 @@ def needed_boxes(want: Wanted) -> list[Box]:
     assert want.spec is not None
     shape = want.spec.stored_shape
     sharding = data_sharding(want) if want.kind in ("jax", "prng") else None
-    if sharding is None:
+    if sharding is None or _take_whole(want.spec):
         return [whole_box(shape)]
     own = {d.id for d in sharding.addressable_devices}
     part = partition_of(sharding, shape)
@@ -44,6 +47,13 @@ def needed_boxes(want: Wanted) -> list[Box]:
         for box, group in zip(part.boxes, part.replicas, strict=True)
         if any(r.device in own for r in group)
     ]
+
+
+def _take_whole(spec: LeafSpec) -> bool:
+    """A small leaf in one chunk is read whole whatever is needed of it, so jax may cut it."""
+    if spec.chunk_shape != spec.stored_shape:
+        return False
+    return math.prod(spec.stored_shape) * DTYPES[spec.dtype].itemsize <= _WHOLE_BYTES
 
 
 def build_result(want: Wanted, memory: Mapping[Box, np.ndarray]) -> Any:
@@ -67,9 +77,13 @@ def build_result(want: Wanted, memory: Mapping[Box, np.ndarray]) -> Any:
     if sharding is None or _uncommitted(want):
         array = jax.device_put(memory[whole_box(shape)])
     else:
-        array = jax.make_array_from_callback(
-            shape, sharding, lambda index: memory[box_of_index(index, shape)]
-        )
+        whole = memory.get(whole_box(shape))
+        if whole is None:
+            array = jax.make_array_from_callback(
+                shape, sharding, lambda index: memory[box_of_index(index, shape)]
+            )
+        else:
+            array = jax.make_array_from_callback(shape, sharding, lambda index: whole[index])
     if want.kind == "prng":
         keys = jax.random.wrap_key_data(array, impl=spec.impl)
         fits = want.sharding is None or keys.sharding == want.sharding

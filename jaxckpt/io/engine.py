@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -9,18 +10,23 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from jaxckpt.io.extents import AbandonedError
 
 
+_MOST_COPY_THREADS = 8
+
+
 class Engine:
     """Two groups of threads, made on first use.
 
+    Copies must not wait behind writes: a save returns when the copies are done. One thread that
+    writes in order keeps a local disk busy; parallel file systems like more.
+
     Args:
-        threads: in each group. Copies must not wait behind writes: a save returns when the
-            copies are done.
+        write_threads: threads that write.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._copy = ThreadPoolExecutor(threads, "jaxckpt-copy")
-        self._write = ThreadPoolExecutor(threads, "jaxckpt-write")
-        self.threads = threads
+    def __init__(self, write_threads: int) -> None:
+        copy_threads = max(3, min(_MOST_COPY_THREADS, os.cpu_count() or 1))
+        self._copy = ThreadPoolExecutor(copy_threads, "jaxckpt-copy")
+        self._write = ThreadPoolExecutor(write_threads, "jaxckpt-write")
 
     def job(self) -> Job:
         """A group of tasks that fails as one."""

@@ -91,7 +91,7 @@ def _describe_jax(path: Path, x: jax.Array) -> Described:
             "Save the value that the function returned.",
         )
     sharding = sharding_text(x.sharding)
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if not isinstance(x.dtype, np.dtype) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = jax.random.key_data(x)
         impl = str(jax.random.key_impl(x))
         name = data.dtype.name

@@ -33,6 +33,7 @@ class Partition:
     replicas: tuple[tuple[Replica, ...], ...]
 
 
+@functools.lru_cache(maxsize=4096)
 def whole_box(shape: tuple[int, ...]) -> Box:
     """The region of a whole array."""
     return Box((0,) * len(shape), shape)

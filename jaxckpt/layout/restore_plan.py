@@ -69,9 +69,12 @@ def plan_reads(
         if 0 in spec.stored_shape:
             continue
         needed: dict[tuple[int, ...], list[int]] = {}
-        for number in members:
-            for position in positions_meeting(slots[number].box, spec.chunk_shape):
-                needed.setdefault(position, []).append(number)
+        if spec.chunk_shape == spec.stored_shape:
+            needed[(0,) * len(spec.stored_shape)] = members
+        else:
+            for number in members:
+                for position in positions_meeting(slots[number].box, spec.chunk_shape):
+                    needed.setdefault(position, []).append(number)
         for position, users in sorted(needed.items()):
             key = chunk_key(spec.name, position)
             source = find(key)

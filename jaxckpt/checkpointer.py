@@ -1,0 +1,369 @@
+"""The door for a training loop: `Checkpointer`."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+from jaxckpt import policy
+from jaxckpt._options import Options
+from jaxckpt.commit import Temporary, clean_leftovers, discard, open_temporary, publish, retire
+from jaxckpt.dist import default_coordinator
+from jaxckpt.errors import (
+    ClosedError,
+    DamagedCheckpointError,
+    DamagedStepWarning,
+    InvalidOptionsError,
+    NotACheckpointError,
+    StepExistsError,
+    StepNotFoundError,
+)
+from jaxckpt.format import orbaxmeta, strictjson
+from jaxckpt.format.limits import MAX_JSON_BYTES
+from jaxckpt.format.names import MAX_STEP
+from jaxckpt.io.engine import Engine
+from jaxckpt.io.pool import HostPool
+from jaxckpt.io.store import join, make_dirs, parent_of, read_file, write_file
+from jaxckpt.io.world import World, local_world
+from jaxckpt.places import checked_path, find_item, whole_steps
+from jaxckpt.restoring import Leniency, open_any, restore_tree
+from jaxckpt.saving import StagedItem, plan_state, stage
+from jaxckpt.single import refuse_if_full
+
+SINGLE_ITEM, STATE_ITEM = "default", "state"
+"""The item of the state. Orbax's manager takes ``default`` for the only item of a step, and refuses
+that name where there are others; then it is ``state``."""
+
+
+class Checkpointer:
+    """Saves and restores the steps of one run.
+
+    A directory ``<run>/<step>`` for each step, as orbax's ``CheckpointManager`` makes them; it
+    lists and restores them, and this class reads those that it made. A save returns once the
+    state is copied out and is finished in the background; one save is under way at a time. Call
+    `close` at the end, or use it as a context manager. Not for several threads at once.
+
+    Args:
+        directory: of the run; made if it is not there.
+        save_every: `save` does something at multiples of this step number only.
+        keep_last: older whole steps are removed once a newer one is durable; None keeps all.
+        options: see `Options`.
+        world: the files, processes, clock and randomness to use; the real ones by default.
+
+    Raises:
+        InvalidOptionsError: an argument can not be used.
+        NotACheckpointError: the directory is a file.
+        StorageError: it can not be made or listed.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        save_every: int = 1,
+        keep_last: int | None = None,
+        options: Options | None = None,
+        world: World | None = None,
+    ) -> None:
+        _check_count("save_every", save_every)
+        if keep_last is not None:
+            _check_count("keep_last", keep_last)
+        self.options = options or Options()
+        self.directory = checked_path(directory)
+        self._save_every, self._keep_last = save_every, keep_last
+        direct = self.options.direct_io == "on"
+        self._world = world or local_world(default_coordinator(), require_direct=direct)
+        self._prepare_directory()
+        self._pool = HostPool(self.options.memory_budget_bytes)
+        self._engine = Engine(self.options.writer_threads)
+        self._background = ThreadPoolExecutor(1, "jaxckpt-commit")
+        self._under_way: Future[None] | None = None
+        # Threads of an executor end with the interpreter; a save under way ends with them.
+        self._finalizer = weakref.finalize(self, _shut_down, self._background, self._engine)
+
+    def _prepare_directory(self) -> None:
+        store = self._world.store
+        found = store.stat(self.directory)
+        if found is not None and not found.is_dir:
+            raise NotACheckpointError(
+                self.directory, "it is a file", "Give a directory for the run."
+            )
+        for new in make_dirs(store, self.directory):
+            store.sync_dir(parent_of(new))
+        clean_leftovers(self._world, self.directory)
+
+    # -- what is there -----------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """The whole steps, ascending. One being written or damaged in names or sizes is not
+        among them."""
+        return whole_steps(self._world.store, self.directory)
+
+    def latest_step(self) -> int | None:
+        """The newest whole step."""
+        steps = self.steps()
+        return steps[-1] if steps else None
+
+    def step_path(self, step: int) -> str:
+        """The directory of a step."""
+        return join(self.directory, str(step))
+
+    # -- saving ------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        force: bool = False,
+        *,
+        items: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Saves a step if it is due.
+
+        Blocks while an earlier save is being written, and until the state is copied out; the
+        state may be changed or donated afterwards. Every process must call it.
+
+        Args:
+            step: a number of the training loop, 0 or more.
+            state: a pytree; see `jaxckpt.save`.
+            force: save also when it is not due, and replace a step that exists; the old one
+                stays until the new one is durable.
+            items: values that go to JSON beside the state, by name: the position of a data
+                iterator, a configuration.
+
+        Returns:
+            Whether the step is being saved.
+
+        Raises:
+            StepExistsError: the step is there and ``force`` is False.
+            UnsupportedLeafError: a leaf can not be saved; nothing was written.
+            JaxckptError: also whatever went wrong with the save before.
+        """
+        self._refuse_if_closed()
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOptionsError("step", step, f"a whole number from 0 to {MAX_STEP}")
+        if not force and not policy.is_due(step, self._save_every):
+            return False
+        self.wait()
+        started = self._world.wall_ns()
+        encoded = _encode_items(items)
+        final = self.step_path(step)
+        if not force and self._world.store.stat(final) is not None:
+            raise StepExistsError(final)
+        plan = plan_state(state, self.options)
+        refuse_if_full(self._world, self.directory, plan)
+        temporary = open_temporary(self._world, final)
+        try:
+            item = join(temporary.path, _state_name(encoded))
+            self._world.store.make_dir(item)
+            staged = stage(self._world, self.options, self._engine, self._pool, plan, item)
+        except BaseException:
+            discard(self._world, temporary)
+            raise
+
+        def finish() -> None:
+            self._finish(step, temporary, staged, encoded, started, force)
+
+        self._under_way = self._background.submit(finish)
+        return True
+
+    def _finish(
+        self,
+        step: int,
+        temporary: Temporary,
+        staged: StagedItem,
+        items: dict[str, bytes],
+        started_ns: int,
+        replace: bool,
+    ) -> None:
+        store = self._world.store
+        try:
+            staged.write()
+            handlers = {_state_name(items): orbaxmeta.STANDARD_HANDLER}
+            for name, data in items.items():
+                folder = join(temporary.path, name)
+                store.make_dir(folder)
+                write_file(store, join(folder, orbaxmeta.JSON_ITEM_NAME), data)
+                store.sync_dir(folder)
+                handlers[name] = orbaxmeta.JSON_HANDLER
+            about = orbaxmeta.encode_step(handlers, started_ns, self._world.wall_ns())
+            write_file(store, join(temporary.path, orbaxmeta.STEP_NAME), about)
+            publish(self._world, temporary, self.step_path(step), replace=replace)
+        except BaseException:
+            discard(self._world, temporary)
+            raise
+        for old in policy.steps_to_remove(self.steps(), self._keep_last, step):
+            retire(self._world, self.step_path(old))
+
+    def wait(self) -> None:
+        """Blocks until the save under way, if any, is durable: it survives loss of power.
+
+        Raises:
+            JaxckptError: what went wrong with it; older steps are untouched.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    # -- restoring ---------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        target: Any = None,
+        step: int | None = None,
+        *,
+        cast: bool = False,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
+    ) -> Any:
+        """Restores a step; blocks until it is on the devices. Every process must call it.
+
+        Args:
+            target: see `jaxckpt.restore`.
+            step: the newest by default.
+            cast, allow_missing, allow_extra: see `jaxckpt.restore`.
+
+        Raises:
+            StepNotFoundError: there is no such step; the error says which there are.
+            TreeMismatchError, DamagedCheckpointError, FormatVersionError: see `jaxckpt.restore`.
+        """
+        self._refuse_if_closed()
+        self.wait()
+        steps = self.steps()
+        if step is None and steps:
+            step = steps[-1]
+        if step is None or (step not in steps and not self._is_there(step)):
+            raise StepNotFoundError(self.directory, step, steps)
+        lenient = Leniency(cast, allow_missing, allow_extra)
+        return self._restore_step(step, target, lenient)
+
+    def restore_or(self, state: Any) -> tuple[Any, int]:
+        """The newest good step and its number, or the state given and 0 where there is no step.
+
+        A damaged step is passed over with a `DamagedStepWarning`. If there are steps and none
+        can be read, that is an error and not a beginning from 0.
+
+        Args:
+            state: the target, and the answer where there is no step.
+        """
+        self._refuse_if_closed()
+        self.wait()
+        damaged: DamagedCheckpointError | None = None
+        for step in reversed(self.steps()):
+            try:
+                restored = self._restore_step(step, state, Leniency())
+            except DamagedCheckpointError as error:
+                warnings.warn(
+                    f"step {step} of {self.directory} is damaged and passed over: {error}",
+                    DamagedStepWarning,
+                    stacklevel=2,
+                )
+                damaged = error
+                continue
+            return restored, step
+        if damaged is not None:
+            raise damaged
+        return state, 0
+
+    def restore_item(self, name: str, step: int | None = None) -> Any:
+        """A value that was saved beside the state with ``save(..., items={name: value})``.
+
+        Raises:
+            StepNotFoundError: there is no such step.
+            NotACheckpointError: the step has no such item.
+        """
+        self._refuse_if_closed()
+        self.wait()
+        step = self.latest_step() if step is None else step
+        if step is None or not self._is_there(step):
+            raise StepNotFoundError(self.directory, step, self.steps())
+        path = join(self.step_path(step), name)
+        file = join(path, orbaxmeta.JSON_ITEM_NAME)
+        try:
+            data = read_file(self._world.store, file, MAX_JSON_BYTES, self.step_path(step))
+            return strictjson.parse(data, file)
+        except FileNotFoundError as error:
+            names = sorted(self._world.store.list_dir(self.step_path(step)))
+            raise NotACheckpointError(
+                path, "the step has no such item", f"The step holds: {', '.join(names)}."
+            ) from error
+        except ValueError as error:
+            raise DamagedCheckpointError(file, str(error)) from error
+
+    def _is_there(self, step: int) -> bool:
+        return self._world.store.stat(self.step_path(step)) is not None
+
+    def _restore_step(self, step: int, target: Any, lenient: Leniency) -> Any:
+        item = open_any(self._world, find_item(self._world.store, self.step_path(step)))
+        return restore_tree(self._world, self.options, self._engine, item, target, lenient)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Waits for the save under way and ends the threads; may be called twice.
+
+        Raises:
+            JaxckptError: what went wrong with the save under way.
+        """
+        try:
+            self.wait()
+        finally:
+            self._finalizer()
+            self._pool.trim()
+
+    def _refuse_if_closed(self) -> None:
+        if not self._finalizer.alive:
+            raise ClosedError(f"the Checkpointer of {self.directory} is closed; make a new one.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except Exception as failed:
+            if error is None:
+                raise
+            error.add_note(f"besides, the last save failed: {failed}")
+
+
+def _shut_down(background: ThreadPoolExecutor, engine: Engine) -> None:
+    background.shutdown()
+    engine.close()
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidOptionsError(name, value, "a whole number from 1 on")
+
+
+def _state_name(items: Mapping[str, Any]) -> str:
+    return STATE_ITEM if items else SINGLE_ITEM
+
+
+def _encode_items(items: Mapping[str, Any] | None) -> dict[str, bytes]:
+    encoded: dict[str, bytes] = {}
+    for name, value in (items or {}).items():
+        plain = isinstance(name, str) and name.isidentifier()  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not plain or name in (SINGLE_ITEM, STATE_ITEM):
+            raise InvalidOptionsError(
+                "items", name, "names that are Python identifiers, not 'default' or 'state'"
+            )
+        try:
+            encoded[name] = json.dumps(value, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise InvalidOptionsError(
+                f"items[{name!r}]", value, f"a value that JSON can hold ({error})"
+            ) from error
+    return encoded

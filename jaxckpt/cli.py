@@ -1,0 +1,56 @@
+"""The command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from jaxckpt._version import __version__
+from jaxckpt.errors import JaxckptError
+
+app = typer.Typer(no_args_is_help=True, help="Checkpoints for JAX.", rich_markup_mode="rich")
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[  # noqa: ARG001  (typer calls _version)
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and end.")
+    ] = False,
+) -> None:
+    """Checkpoints for JAX at the speed of the disk, readable by plain orbax."""
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/digits"),
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 300,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 50,
+) -> None:
+    """Train on handwritten digits, be killed half way, go on, and end with the same bits.
+
+    Example: jaxckpt demo --steps 200
+    """
+    console = Console()
+    try:
+        try:
+            import flax  # noqa: F401, PLC0415
+            import optax  # noqa: F401, PLC0415
+            import sklearn  # noqa: F401, PLC0415
+        except ImportError as error:
+            console.print(f"The demo needs {error.name}: pip install 'jaxckpt\\[demo]'")
+            raise typer.Exit(2) from error
+        from jaxckpt.demo.story import tell  # noqa: PLC0415
+
+        tell(directory, steps, save_every, console)
+    except (JaxckptError, OSError) as error:
+        console.print(f"jaxckpt demo: {error}", style="red", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error

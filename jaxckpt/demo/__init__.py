@@ -1,0 +1,1 @@
+"""A real training run that is killed and goes on: ``jaxckpt demo``."""

@@ -1,0 +1,137 @@
+"""The door through orbax: a `CheckpointHandler` for its `CheckpointManager` and checkpointers.
+
+The only module that imports orbax, and only what it publishes. Orbax makes, commits and deletes
+the step directories; this makes the item inside whole, checked and durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from typing import Any
+
+import orbax.checkpoint as ocp
+from etils import epath
+
+from jaxckpt._options import Options
+from jaxckpt.dist import default_coordinator
+from jaxckpt.errors import InvalidOptionsError, StorageError
+from jaxckpt.format import orbaxmeta
+from jaxckpt.io.engine import Engine
+from jaxckpt.io.pool import HostPool
+from jaxckpt.io.world import local_world
+from jaxckpt.places import checked_path, find_item
+from jaxckpt.restoring import Leniency, open_any, restore_tree
+from jaxckpt.saving import plan_state, stage
+from jaxckpt.single import refuse_if_full
+
+_DIRECTORY_TIMEOUT_SECS = 60.0
+
+
+class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
+    """Saves and restores pytrees with jaxckpt inside an orbax loop.
+
+    ``ocp.CheckpointManager(path, item_handlers=jaxckpt.ShardedCheckpointHandler())`` and then
+    ``save(step, args=jaxckpt.ShardedSave(state))``,
+    ``restore(step, args=jaxckpt.ShardedRestore(target))``. A process without jaxckpt restores
+    the steps with ``ocp.args.StandardRestore``. It restores steps that orbax's own handlers wrote.
+
+    Orbax does not sync the step directory that it commits; a step survives a crash of the
+    process, but `jaxckpt.Checkpointer` is what survives loss of power.
+
+    Args:
+        options: see `Options`.
+    """
+
+    def __init__(self, options: Options | None = None) -> None:
+        self._options = options or Options()
+        direct = self._options.direct_io == "on"
+        self._world = local_world(default_coordinator(), require_direct=direct)
+        self._pool = HostPool(self._options.memory_budget_bytes)
+        self._engine = Engine(self._options.writer_threads)
+        # Orbax asks the instance which handler to name in a step's metadata. The name of its own
+        # makes any orbax find a handler that reads the step, with jaxckpt or without; the class
+        # keeps its own name, under which orbax registers it.
+        vars(self)["typestr"] = lambda: orbaxmeta.STANDARD_HANDLER
+
+    async def async_save(
+        self, directory: epath.Path, args: ShardedSave
+    ) -> list[ocp.future.Future] | None:
+        """Returns once the state is copied out; the futures once the item is durable."""
+        path = checked_path(directory)
+        plan = plan_state(args.item, self._options)
+        await self._wait_for_directory(path)
+        refuse_if_full(self._world, path, plan)
+        staged = stage(self._world, self._options, self._engine, self._pool, plan, path)
+
+        async def finish() -> None:
+            await asyncio.to_thread(staged.write)
+
+        return [
+            ocp.future.CommitFutureAwaitingContractedSignals(finish(), name="jaxckpt-item")
+        ]
+
+    async def _wait_for_directory(self, path: str) -> None:
+        """Orbax may make the directory on a thread of its own, begun before this call."""
+        end = time.monotonic() + _DIRECTORY_TIMEOUT_SECS
+        while self._world.store.stat(path) is None:
+            if time.monotonic() > end:
+                raise StorageError(
+                    "save", path, FileNotFoundError(2, "No such file or directory"),
+                    f"Orbax did not make the directory within {_DIRECTORY_TIMEOUT_SECS:.0f} s.",
+                )
+            await asyncio.sleep(0.001)
+
+    def save(self, directory: epath.Path, args: ShardedSave) -> None:
+        """Saves and waits until the item is durable."""
+
+        async def both() -> None:
+            for future in await self.async_save(directory, args) or []:
+                await asyncio.to_thread(future.result)
+
+        asyncio.run(both())
+
+    def restore(self, directory: epath.Path, args: ShardedRestore | None = None) -> Any:
+        """Restores the item; see `jaxckpt.restore`."""
+        args = args or ShardedRestore()
+        item = open_any(self._world, find_item(self._world.store, checked_path(directory)))
+        lenient = Leniency(args.cast, args.allow_missing, args.allow_extra)
+        return restore_tree(
+            self._world, self._options, self._engine, item, args.item, lenient
+        )
+
+    def metadata(self, directory: epath.Path) -> Any:
+        """The tree as orbax's own handler describes it."""
+        return ocp.StandardCheckpointHandler().metadata(directory)
+
+    def finalize(self, directory: epath.Path) -> None:
+        """Nothing is left to do: the item was complete when its future was."""
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._engine.close()
+        self._pool.trim()
+
+
+@ocp.args.register_with_handler(ShardedCheckpointHandler, for_save=True)
+@dataclasses.dataclass
+class ShardedSave(ocp.args.CheckpointArgs):
+    """What to save: ``item`` is a pytree; see `jaxckpt.save`."""
+
+    item: Any
+
+    def __post_init__(self) -> None:
+        if isinstance(self.item, ocp.args.CheckpointArgs):
+            raise InvalidOptionsError("item", type(self.item).__name__, "a pytree to save")
+
+
+@ocp.args.register_with_handler(ShardedCheckpointHandler, for_restore=True)
+@dataclasses.dataclass
+class ShardedRestore(ocp.args.CheckpointArgs):
+    """What to restore; the fields are the arguments of `jaxckpt.restore`, ``item`` its target."""
+
+    item: Any = None
+    cast: bool = False
+    allow_missing: bool = False
+    allow_extra: bool = False
