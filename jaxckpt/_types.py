@@ -50,8 +50,7 @@ class Box:
     def slices_within(self, outer: Box) -> tuple[slice, ...]:
         """Index of this region in an array that holds exactly ``outer``."""
         return tuple(
-            slice(a - o, b - o)
-            for a, b, o in zip(self.start, self.stop, outer.start, strict=True)
+            slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, outer.start, strict=True)
         )
 
 

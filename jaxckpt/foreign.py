@@ -117,7 +117,15 @@ def _open_leaf(
     if dtype not in DTYPES:
         raise FormatError(f"leaf '{name}' has dtype {dtype}")
     shape = tuple(array.shape)
-    spec = LeafSpec(name, leaf.path, "jax", shape, dtype, shape, tuple(array.chunk_layout.read_chunk.shape or shape))
+    spec = LeafSpec(
+        name,
+        leaf.path,
+        "jax",
+        shape,
+        dtype,
+        shape,
+        tuple(array.chunk_layout.read_chunk.shape or shape),
+    )
     if name in impls:
         return replace(spec, kind="prng", shape=shape[:-1], impl=impls[name]), array
     if kind == "scalar" and shape == ():

@@ -68,9 +68,7 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         async def finish() -> None:
             await asyncio.to_thread(staged.write)
 
-        return [
-            ocp.future.CommitFutureAwaitingContractedSignals(finish(), name="jaxckpt-item")
-        ]
+        return [ocp.future.CommitFutureAwaitingContractedSignals(finish(), name="jaxckpt-item")]
 
     async def _wait_for_directory(self, path: str) -> None:
         """Orbax may make the directory on a thread of its own, begun before this call."""
@@ -78,7 +76,9 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         while self._world.store.stat(path) is None:
             if time.monotonic() > end:
                 raise StorageError(
-                    "save", path, FileNotFoundError(2, "No such file or directory"),
+                    "save",
+                    path,
+                    FileNotFoundError(2, "No such file or directory"),
                     f"Orbax did not make the directory within {_DIRECTORY_TIMEOUT_SECS:.0f} s.",
                 )
             await asyncio.sleep(0.001)
@@ -97,9 +97,7 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         args = args or ShardedRestore()
         item = open_any(self._world, find_item(self._world.store, checked_path(directory)))
         lenient = Leniency(args.cast, args.allow_missing, args.allow_extra)
-        return restore_tree(
-            self._world, self._options, self._engine, item, args.item, lenient
-        )
+        return restore_tree(self._world, self._options, self._engine, item, args.item, lenient)
 
     def metadata(self, directory: epath.Path) -> Any:
         """The tree as orbax's own handler describes it."""

@@ -115,7 +115,9 @@ def _check_spans(index: Index, sidecar: Sidecar) -> None:
     for i, file in enumerate(index.files):
         record = sidecar.files.get(file)
         if record is None:
-            raise FormatError(f"the index refers to {file[:200]!r}, which the sidecar does not name")
+            raise FormatError(
+                f"the index refers to {file[:200]!r}, which the sidecar does not name"
+            )
         sizes[i] = record.size
     ids, starts = index.file_ids[outside], index.offsets[outside]
     ends = starts + index.lengths[outside]

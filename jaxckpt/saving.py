@@ -208,9 +208,7 @@ class StagedItem:
             raise DamagedCheckpointError(path, "just written and read back: keys are missing")
         place = root.location
         location = ValueRef(DataFile(home + "/", place.file.name), place.offset, place.length)
-        moved = Root(
-            root.height, location, root.num_keys, root.tree_bytes, root.indirect_bytes
-        )
+        moved = Root(root.height, location, root.num_keys, root.tree_bytes, root.indirect_bytes)
         return encode_manifest(world.random_bytes(16), moved, world.wall_ns())
 
     # -- staging ---------------------------------------------------------------------------------
@@ -345,4 +343,3 @@ def _merge_announcements(announced: list[bytes]) -> dict[str, FileRecord]:
         for name, (size, crc) in json.loads(payload).items():
             files[name] = FileRecord(size, crc)
     return files
-

@@ -57,7 +57,9 @@ def _clear(directory: Path) -> None:
         shutil.rmtree(directory)
 
 
-def _train(directory: Path, steps: int, save_every: int, kill_at: int | None = None) -> dict[str, Any]:
+def _train(
+    directory: Path, steps: int, save_every: int, kill_at: int | None = None
+) -> dict[str, Any]:
     command = [sys.executable, "-m", "jaxckpt.demo.train", str(directory)]
     command += [f"--steps={steps}", f"--save-every={save_every}"]
     if kill_at is not None:

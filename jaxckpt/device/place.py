@@ -74,7 +74,7 @@ def build_result(want: Wanted, memory: Mapping[Box, np.ndarray]) -> Any:
         scalar = memory[whole_box(shape)][()]
         return want.python(scalar) if want.python else scalar
     sharding = data_sharding(want)
-    if sharding is None or _uncommitted(want):
+    if sharding is None:
         array = jax.device_put(memory[whole_box(shape)])
     else:
         whole = memory.get(whole_box(shape))
@@ -89,9 +89,3 @@ def build_result(want: Wanted, memory: Mapping[Box, np.ndarray]) -> Any:
         fits = want.sharding is None or keys.sharding == want.sharding
         return keys if fits else jax.device_put(keys, want.sharding)
     return array
-
-
-def _uncommitted(want: Wanted) -> bool:
-    """An array that jax may still move: committing it would pin later computations to a device."""
-    return isinstance(want.own, jax.Array) and not want.own.committed
-

@@ -157,9 +157,7 @@ def read_tree(root: Root, fetch: Callable[[Span], bytes]) -> Index:
                 raise FormatError(f"{what}: more than {MAX_KEYS} keys")
             leaves.append(node)
             continue
-        for child, cut in zip(
-            reversed(node.children), reversed(node.prefix_lengths), strict=True
-        ):
+        for child, cut in zip(reversed(node.children), reversed(node.prefix_lengths), strict=True):
             stack.append((child.location, height - 1, child.key[:cut]))
     return _join(leaves)
 

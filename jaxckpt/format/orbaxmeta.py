@@ -112,9 +112,7 @@ def _is_text(leaf: LeafSpec) -> bool:
     return leaf.kind == "str" or (leaf.kind == "int" and not leaf.dtype)
 
 
-def encode_step(
-    item_handlers: str | Mapping[str, str], init_ns: int, commit_ns: int
-) -> bytes:
+def encode_step(item_handlers: str | Mapping[str, str], init_ns: int, commit_ns: int) -> bytes:
     """`_CHECKPOINT_METADATA`: of a step (handlers by item) or of a stand-alone item (one)."""
     return _dumps(
         {

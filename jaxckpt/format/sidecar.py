@@ -127,7 +127,9 @@ def _body_from_json(doc: Any, what: str) -> Sidecar:
             for i, entry in enumerate(doc["leaves"])
         )
         files = {
-            check_data_path(name, what): FileRecord(_whole(size), None if crc is None else _whole(crc))
+            check_data_path(name, what): FileRecord(
+                _whole(size), None if crc is None else _whole(crc)
+            )
             for name, (size, crc) in doc["files"].items()
         }
         compression = doc["compression"]

@@ -42,4 +42,3 @@ def text_value(leaf: LeafSpec) -> Any:
             return {"list": [], "tuple": ()}.get(text, {})
         case _:
             return None
-

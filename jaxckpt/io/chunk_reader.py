@@ -141,9 +141,7 @@ class ChunkReader:
 
         return run
 
-    def _decode(
-        self, read: ChunkRead, value: NDArray[np.uint8], span: Span | None
-    ) -> np.ndarray:
+    def _decode(self, read: ChunkRead, value: NDArray[np.uint8], span: Span | None) -> np.ndarray:
         """Checks a stored value and returns its elements in the shape of a whole chunk."""
         spec = self._leaves[read.leaf]
         self._check_length(read, span, value.size)

@@ -97,9 +97,7 @@ class DataFiles:
                 path = join(self._directory, data_file(number))
                 writer = self._store.create(path, direct=self._direct)
                 job = self._job
-                extents = ExtentWriter(
-                    writer, self._pool, job.write, job.stopped, self._may_grow
-                )
+                extents = ExtentWriter(writer, self._pool, job.write, job.stopped, self._may_grow)
                 self._open[number] = writer, extents
             return self._open[number][1]
 

@@ -42,9 +42,7 @@ def chunk_box(position: tuple[int, ...], chunk: tuple[int, ...]) -> Box:
 
 def positions_meeting(box: Box, chunk: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Positions of the chunks that share elements with a region."""
-    ranges = [
-        range(a // c, -(-b // c)) for a, b, c in zip(box.start, box.stop, chunk, strict=True)
-    ]
+    ranges = [range(a // c, -(-b // c)) for a, b, c in zip(box.start, box.stop, chunk, strict=True)]
     return list(itertools.product(*ranges))
 
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from jaxckpt._types import ARRAY_KINDS, LeafSpec
 from jaxckpt.errors import TreeMismatchError
+from jaxckpt.format.dtypes import DTYPES
+from jaxckpt.format.values import text_value
 from jaxckpt.layout.flatten import EmptyNode, Path, path_text
 
 ResultKind = Literal["jax", "prng", "numpy", "npscalar", "value", "keep"]
@@ -22,6 +24,7 @@ _PYTHON_TYPES: dict[type, str] = {
     complex: "complex",
     str: "str",
 }
+_NUMBER_KINDS = frozenset({"bool", "int", "float", "complex"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +141,33 @@ def _match_leaf(spec: LeafSpec, own: Any, cast: bool) -> Wanted | str:
 
 
 def _match_value(spec: LeafSpec, own: Any, cast: bool) -> Wanted | str:
-    if spec.kind == _PYTHON_TYPES[type(own)]:
+    kind = _PYTHON_TYPES[type(own)]
+    if spec.kind == kind:
         return Wanted("value", spec)
-    if cast and spec.dtype and spec.stored_shape == () and not isinstance(own, str):
+    number = spec.kind != "prng" and spec.dtype and spec.stored_shape == () and kind != "str"
+    if number and (cast or _category(spec.dtype) == kind):
         return Wanted("npscalar", spec, spec.dtype, python=type(own))
     return f"stored is {_stored_text(spec)}, the target has {_target_text(own)}"
+
+
+def _category(dtype: str) -> str:
+    """The Python type that holds every number of a dtype exactly."""
+    for start, kind in (("bool", "bool"), ("int", "int"), ("uint", "int"), ("complex", "complex")):
+        if dtype.startswith(start):
+            return kind
+    return "float"
+
+
+def _holds(dtype: str, spec: LeafSpec) -> bool:
+    """Whether a stored Python number is exactly a number of a dtype, and of the same sort."""
+    if spec.kind not in _NUMBER_KINDS or _category(dtype) != spec.kind:
+        return False
+    value = text_value(spec)
+    try:
+        with np.errstate(all="ignore"):
+            return np.array(value, DTYPES[dtype]).item() == value or value != value  # noqa: PLR0124
+    except OverflowError:
+        return False
 
 
 def _match_key(spec: LeafSpec, own: Any) -> Wanted | str:
@@ -155,13 +180,13 @@ def _match_key(spec: LeafSpec, own: Any) -> Wanted | str:
 def _match_array(spec: LeafSpec, own: Any, cast: bool) -> Wanted | str:
     name = np.dtype(own.dtype).name
     array_like = spec.kind in ARRAY_KINDS and spec.kind != "prng"
-    if isinstance(own, np.generic) and spec.dtype == name and spec.kind != "prng":
-        array_like = True  # orbax does not tell a Python number from a numpy one
-    if not array_like and not (cast and spec.dtype and spec.kind != "prng"):
+    weak = getattr(own, "weak_type", False) and spec.kind == _category(name) == "float"
+    exact = not array_like and own.shape == () and (weak or _holds(name, spec))
+    if not array_like and not (spec.dtype and spec.kind != "prng" and (cast or exact)):
         return f"stored is {_stored_text(spec)}, the target has {_target_text(own)}"
     if spec.stored_shape != tuple(own.shape):
         return f"stored shape is {list(spec.stored_shape)}, the target has {list(own.shape)}"
-    if spec.dtype != name and not cast:
+    if spec.dtype != name and not cast and not exact:
         return f"stored dtype is {spec.dtype}, the target has {name}"
     kind: ResultKind = "jax"
     if not isinstance(own, np.ndarray | np.generic):
@@ -172,7 +197,9 @@ def _match_array(spec: LeafSpec, own: Any, cast: bool) -> Wanted | str:
         kind = "numpy"
     elif isinstance(own, np.generic):
         kind = "npscalar"
-    return Wanted(kind, spec, name, getattr(own, "sharding", None))
+    # An uncommitted array may still be moved by jax; committing it would pin what it meets.
+    free = isinstance(own, jax.Array) and not own.committed
+    return Wanted(kind, spec, name, None if free else getattr(own, "sharding", None))
 
 
 @functools.lru_cache

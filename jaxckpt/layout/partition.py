@@ -53,9 +53,7 @@ def partition_of(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Par
             Replica(device.process_index, device.id)
         )
     boxes = sorted(groups, key=lambda b: b.start)
-    members = tuple(
-        tuple(sorted(groups[b], key=lambda r: (r.process, r.device))) for b in boxes
-    )
+    members = tuple(tuple(sorted(groups[b], key=lambda r: (r.process, r.device))) for b in boxes)
     return Partition(shape, tuple(boxes), members)
 
 

@@ -82,9 +82,7 @@ def plan_reads(
                 raise MissingChunkError(spec.name, key)
             full = chunk_box(position, spec.chunk_shape)
             stop = tuple(map(min, full.stop, spec.stored_shape))
-            reads.append(
-                ChunkRead(leaf, Box(full.start, stop), full.shape, source, tuple(users))
-            )
+            reads.append(ChunkRead(leaf, Box(full.start, stop), full.shape, source, tuple(users)))
     return reads
 
 
