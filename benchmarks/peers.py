@@ -74,9 +74,7 @@ def _orbax_tuned(state: State) -> list[Case]:
 def _tuned(
     state: State, name: str, label: str, *, zarr3: bool, ocdbt: bool, data_file_bytes: int | None
 ) -> Case:
-    handler = ocp.PyTreeCheckpointHandler(
-        use_zarr3=zarr3, use_ocdbt=ocdbt, use_compression=False
-    )
+    handler = ocp.PyTreeCheckpointHandler(use_zarr3=zarr3, use_ocdbt=ocdbt, use_compression=False)
     checkpointer = ocp.Checkpointer(handler)
     placement = ocp.checkpoint_utils.construct_restore_args(state.target)
     settings = f"use_zarr3={zarr3}, use_ocdbt={ocdbt}, use_compression=False"

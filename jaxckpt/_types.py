@@ -82,6 +82,9 @@ class LeafSpec:
         impl: the PRNG implementation's name for ``prng``, else "".
         value: the exact text of a value that is no array, else "".
         sharding: a readable description of the sharding it was saved from, else None.
+        crcs: the crc32c of each stored chunk, 4 bytes little-endian each, in C order of the chunk
+            grid; empty where there are no checksums. A chunk also carries its own; these tie it
+            to its place, so that a chunk that lies elsewhere is noticed.
     """
 
     name: str
@@ -94,3 +97,4 @@ class LeafSpec:
     impl: str = ""
     value: str = ""
     sharding: str | None = None
+    crcs: bytes = b""

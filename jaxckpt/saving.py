@@ -7,16 +7,16 @@ Publishing it under its name is the commit's work (`commit.py`, or orbax's).
 from __future__ import annotations
 
 import json
-import struct
+from collections import Counter
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import crc32c
 import numpy as np
 
 from jaxckpt._options import Options
-from jaxckpt._types import LeafSpec, Span
+from jaxckpt._types import ARRAY_KINDS, LeafSpec, Span
 from jaxckpt.device.host_view import host_region
 from jaxckpt.errors import DamagedCheckpointError
 from jaxckpt.format import orbaxmeta
@@ -112,6 +112,8 @@ class StagedItem:
         self._dir, self._files = item_dir, files
         self._entries: list[Entry] = []
         self._writes: list[Future[None]] = []
+        counts = Counter(chunk.leaf for chunk in state.plan.chunks)
+        self._crcs = {leaf: np.zeros(n, "<u4") for leaf, n in counts.items()}
         self._job: Job | None = None
         self.nbytes = 0
 
@@ -170,6 +172,11 @@ class StagedItem:
             write_file(store, join(self._dir, name), data)
             records[name] = FileRecord(len(data), crc32c.crc32c(data))
         store.sync_dir(join(self._dir, orbaxmeta.ARRAYS_DIR))
+        if self._options.checksum:
+            specs = [
+                replace(spec, crcs=self._crcs[n].tobytes()) if n in self._crcs and spec.kind in ARRAY_KINDS else spec
+                for n, spec in enumerate(specs)
+            ]
         sidecar = Sidecar(
             self._state.root,
             tuple(specs),
@@ -220,9 +227,12 @@ class StagedItem:
         process = self._world.coordinator.process_index
         tasks: list[Future[None]] = []
         try:
-            for chunk in self._state.plan.owned_by(process):
-                self.nbytes += chunk.nbytes
-                self._copy_chunk(chunk, job, tasks)
+            seen: Counter[int] = Counter()
+            for chunk in self._state.plan.chunks:
+                number, seen[chunk.leaf] = seen[chunk.leaf], seen[chunk.leaf] + 1
+                if chunk.process == process:
+                    self.nbytes += chunk.nbytes
+                    self._copy_chunk(chunk, number, job, tasks)
             if process == 0:
                 self._add_metadata()
         except BaseException as error:
@@ -235,34 +245,40 @@ class StagedItem:
             self._files.abandon()
             raise
 
-    def _copy_chunk(self, chunk: PlannedChunk, job: Job, tasks: list[Future[None]]) -> None:
+    def _copy_chunk(
+        self, chunk: PlannedChunk, number: int, job: Job, tasks: list[Future[None]]
+    ) -> None:
+        """Copies one chunk here or on a thread; ``number`` is its place in the leaf's grid."""
         leaf = self._state.leaves[chunk.leaf]
         key = chunk_key(leaf.spec.name, chunk.position)
         source, device = leaf.described.source, chunk.device
         inside = chunk.box.slices_within(chunk.region)
+        crcs = self._crcs[chunk.leaf]
         if self._options.compression:
-            tasks.append(job.copy(lambda: self._compress(key, host_region(source, device)[inside])))
+
+            def compress() -> None:
+                place, crcs[number] = self._files.put_compressed(host_region(source, device)[inside])
+                self._entries.append((key, _ref(place)))
+
+            tasks.append(job.copy(compress))
             return
         if chunk.nbytes <= INLINE_BYTES:
             data = host_region(source, device)[inside].tobytes()
             if self._options.checksum:
-                data += struct.pack("<I", crc32c.crc32c(data))
+                crcs[number] = crc32c.crc32c(data)
+                data += crcs[number].tobytes()
             self._entries.append((key, data))
             return
         place = self._files.place(chunk.nbytes)
         self._entries.append((key, _ref(place)))
 
         def copy() -> None:
-            self._files.put(place, host_region(source, device)[inside])
+            crcs[number] = self._files.put(place, host_region(source, device)[inside])
 
         if chunk.nbytes < _COPY_HERE_BYTES:
             copy()
         else:
             tasks.append(job.copy(copy))
-
-    def _compress(self, key: bytes, value: np.ndarray) -> None:
-        place = self._files.put_compressed(value)
-        self._entries.append((key, _ref(place)))
 
     def _add_metadata(self) -> None:
         cache: dict[tuple[Any, ...], bytes] = {}

@@ -36,7 +36,7 @@ def sharding(*spec: Any) -> NamedSharding:
 
 
 def arrays() -> dict[str, Any]:
-    """The state that both sides know; `values` are what orbax can hold besides."""
+    """Arrays that both sides know."""
     rng = np.random.default_rng(3)
     big = rng.random((256, 128)).astype(np.float32)
     return {
@@ -50,8 +50,12 @@ def arrays() -> dict[str, Any]:
     }
 
 
-def values() -> dict[str, Any]:
-    return {"int": 3, "float": 0.1, "text": "héllo", "none": None, "dict": {}, "list": []}
+def full(how: str) -> dict[str, Any]:
+    """The whole state; orbax's standard handler takes no strings."""
+    found = {**arrays(), "int": 3, "float": 0.1, "none": None, "dict": {}, "list": []}
+    if how.startswith(("pytree", "zarr")):
+        found["text"] = "héllo"
+    return found
 
 
 def bits(x: Any) -> Any:
@@ -74,29 +78,29 @@ def flat(tree: Any) -> dict[str, Any]:
 
 def restore(path: Path, how: str) -> Any:
     """With each of orbax's restorers, with a target and without."""
-    full = {**arrays(), **values()}
+    target = full(how)
     if how == "standard":
         return ocp.StandardCheckpointer().restore(path)
     if how == "standard-target":
-        return ocp.StandardCheckpointer().restore(path, full)
+        return ocp.StandardCheckpointer().restore(path, target)
     if how == "standard-other-mesh":
         mesh = jax.make_mesh((2,), ("z",), devices=jax.devices()[:2])
         other = NamedSharding(mesh, PartitionSpec("z"))
-        full["sharded"] = jax.ShapeDtypeStruct((256, 128), jnp.float32, sharding=other)
-        return ocp.StandardCheckpointer().restore(path, full)
+        target["sharded"] = jax.ShapeDtypeStruct((256, 128), jnp.float32, sharding=other)
+        return ocp.StandardCheckpointer().restore(path, target)
     if how == "pytree":
         return ocp.PyTreeCheckpointer().restore(path)
     if how == "pytree-target":
-        args = ocp.checkpoint_utils.construct_restore_args(full)
-        return ocp.PyTreeCheckpointer().restore(path, item=full, restore_args=args)
+        args = ocp.checkpoint_utils.construct_restore_args(target)
+        return ocp.PyTreeCheckpointer().restore(path, item=target, restore_args=args)
     manager = ocp.CheckpointManager(path)
     step = manager.latest_step()
     if how == "manager":
         return manager.restore(step)
     if how == "manager-target":
-        return manager.restore(step, args=ocp.args.StandardRestore(full))
+        return manager.restore(step, args=ocp.args.StandardRestore(target))
     if how == "manager-composite":
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(full), config=ocp.args.JsonRestore())
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(target), config=ocp.args.JsonRestore())
         restored = manager.restore(step, args=items)
         assert restored.config == {"lr": 0.1}
         return restored.state
@@ -104,18 +108,18 @@ def restore(path: Path, how: str) -> Any:
 
 
 def write(path: Path, how: str) -> None:
-    full = {**arrays(), **values()}
+    state = full(how)
     if how == "manager":
         with ocp.CheckpointManager(path) as manager:
-            manager.save(5, args=ocp.args.StandardSave(full))
+            manager.save(5, args=ocp.args.StandardSave(state))
         return
     if how == "manager-composite":
         with ocp.CheckpointManager(path) as manager:
-            items = {"state": ocp.args.StandardSave(full), "config": ocp.args.JsonSave({"lr": 0.1})}
+            items = {"state": ocp.args.StandardSave(state), "config": ocp.args.JsonSave({"lr": 0.1})}
             manager.save(5, args=ocp.args.Composite(**items))
         return
     if how == "v1":
-        ocp.v1.save(path, full)
+        ocp.v1.save(path, state)
         return
     options: dict[str, Any] = {
         "zarr2": {},
@@ -126,8 +130,8 @@ def write(path: Path, how: str) -> None:
         "zarr3-plain": {"use_zarr3": True, "use_compression": False},
     }[how]
     if "files" not in how:
-        full["keys"] = jax.random.split(jax.random.key(5), 3)
-    ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**options)).save(path, full)
+        state["keys"] = jax.random.split(jax.random.key(5), 3)
+    ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**options)).save(path, state)
 
 
 if __name__ == "__main__":

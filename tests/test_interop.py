@@ -32,20 +32,20 @@ def plain(action: str, path: Path, how: str) -> dict[str, Any]:
     return json.loads(done.stdout) if action == "restore" else {}
 
 
-def expected() -> dict[str, Any]:
-    return json.loads(json.dumps(plain_orbax.flat({**plain_orbax.arrays(), **plain_orbax.values()})))
+def expected(how: str = "") -> dict[str, Any]:
+    return json.loads(json.dumps(plain_orbax.flat(plain_orbax.full(how))))
 
 
-def full_state() -> dict[str, Any]:
-    return {**plain_orbax.arrays(), **plain_orbax.values()}
+def full_state(how: str = "") -> dict[str, Any]:
+    return plain_orbax.full(how)
 
 
 @pytest.mark.parametrize(
     "how", ["standard", "standard-target", "standard-other-mesh", "pytree", "pytree-target"]
 )
 def test_plain_orbax_restores_a_directory(tmp_path: Path, how: str) -> None:
-    jaxckpt.save(tmp_path / "c", full_state())
-    assert plain("restore", tmp_path / "c", how) == expected()
+    jaxckpt.save(tmp_path / "c", full_state(how))
+    assert plain("restore", tmp_path / "c", how) == expected(how)
 
 
 @pytest.mark.parametrize("options", [{"compression": "zstd"}, {"checksum": False}, {"chunk_bytes": 4096}])
@@ -98,7 +98,7 @@ def test_plain_orbax_reports_a_flipped_bit(tmp_path: Path) -> None:
 )
 def test_we_restore_what_plain_orbax_wrote(tmp_path: Path, how: str) -> None:
     plain("write", tmp_path / "c", how)
-    state = full_state()
+    state = full_state(how)
     if how not in ("v1", "zarr2-files", "zarr3-files"):
         state["keys"] = jax.random.split(jax.random.key(5), 3)
     assert_same(state, jaxckpt.restore(tmp_path / "c", state))

@@ -7,6 +7,7 @@ The version stands alone in front so that it can be refused by name whatever fol
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -147,7 +148,8 @@ def _body_from_json(doc: Any, what: str) -> Sidecar:
 def _leaf_to_json(leaf: LeafSpec, shardings: dict[str, int]) -> list[object]:
     if leaf.kind not in ARRAY_KINDS:
         return [leaf.kind, leaf.value]
-    entry: list[object] = [leaf.kind, leaf.dtype, leaf.stored_shape, leaf.chunk_shape]
+    crcs = base64.b64encode(leaf.crcs).decode()
+    entry: list[object] = [leaf.kind, leaf.dtype, leaf.stored_shape, leaf.chunk_shape, crcs]
     if leaf.impl or leaf.sharding:
         row = -1 if leaf.sharding is None else shardings.setdefault(leaf.sharding, len(shardings))
         entry += [len(leaf.shape), leaf.impl, row]
@@ -168,7 +170,8 @@ def _leaf_from_json(
             raise FormatError(f"{what}: leaf '{name}' has the {kind} value {value!r:.80}")
         return LeafSpec(name, path, kind, dtype=value_dtype(kind, value), value=value)
     dtype, stored, chunks = entry[1], tuple(map(_whole, entry[2])), tuple(map(_whole, entry[3]))
-    ndim, impl, row = entry[4:] if len(entry) > 4 else (len(stored), "", -1)
+    crcs = base64.b64decode(entry[4], validate=True)
+    ndim, impl, row = entry[5:] if len(entry) > 5 else (len(stored), "", -1)
     sharding = None if row == -1 else shardings[_whole(row)]
     if dtype not in DTYPES:
         raise FormatError(f"{what}: leaf '{name}' has dtype {dtype!r:.40}")
@@ -176,6 +179,7 @@ def _leaf_from_json(
         len(stored) > MAX_NDIM
         or len(chunks) != len(stored)
         or any(not 1 <= c <= max(1, s) for c, s in zip(chunks, stored, strict=True))
+        or len(crcs) not in (0, 4 * _chunk_count(stored, chunks))
         or not 0 <= _whole(ndim) <= len(stored)
         or not isinstance(impl, str)
         or not (sharding is None or isinstance(sharding, str))
@@ -184,7 +188,11 @@ def _leaf_from_json(
         raise FormatError(f"{what}: leaf '{name}' has shape {stored}, chunks {chunks}, ndim {ndim}")
     if math.prod(stored) * DTYPES[dtype].itemsize > MAX_ARRAY_BYTES:
         raise FormatError(f"{what}: leaf '{name}' claims the shape {stored}")
-    return LeafSpec(name, path, kind, stored[:ndim], dtype, stored, chunks, impl, "", sharding)
+    return LeafSpec(name, path, kind, stored[:ndim], dtype, stored, chunks, impl, "", sharding, crcs)
+
+
+def _chunk_count(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:
+    return math.prod(-(-n // c) for n, c in zip(shape, chunks, strict=True))
 
 
 def _whole(value: Any) -> int:

@@ -214,6 +214,9 @@ class ChunkReader:
     ) -> None:
         computed = crc32c.crc32c(data.data)
         expected = struct.unpack("<I", stored)[0]
+        if computed == expected and read.crc is not None and computed != read.crc:
+            problem = f"chunk {list(read.box.start)} is another one than belongs there"
+            raise self._error(read, span, problem)
         if computed != expected:
             raise self._error(
                 read,

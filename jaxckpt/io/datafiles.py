@@ -54,25 +54,27 @@ class DataFiles:
         with self._lock:
             return self._placer.place(nbytes + (CRC_BYTES if self._checksum else 0))
 
-    def put(self, place: Place, value: np.ndarray) -> None:
-        """Copies an array's elements, in C order, to a place; returns once they are copied."""
-        if value.flags.c_contiguous:
-            self._put_bytes(place, _as_bytes(value))
-        else:
-            with self._temporary:
-                self._put_bytes(place, _as_bytes(np.ascontiguousarray(value)))
+    def put(self, place: Place, value: np.ndarray) -> int:
+        """Copies an array's elements, in C order, to a place.
 
-    def put_compressed(self, value: np.ndarray) -> Place:
-        """Compresses an array's elements and puts them to the next place."""
+        Returns:
+            The crc32c of the bytes, once they are copied; 0 without checksums.
+        """
+        if value.flags.c_contiguous:
+            return self._put_bytes(place, _as_bytes(value))
+        with self._temporary:
+            return self._put_bytes(place, _as_bytes(np.ascontiguousarray(value)))
+
+    def put_compressed(self, value: np.ndarray) -> tuple[Place, int]:
+        """Compresses an array's elements and puts them to the next place; see `put`."""
         with self._temporary:
             packed = zstandard.ZstdCompressor(ZSTD_LEVEL).compress(
                 _as_bytes(np.ascontiguousarray(value)).data
             )
             place = self.place(len(packed))
-            self._put_bytes(place, np.frombuffer(packed, np.uint8))
-        return place
+            return place, self._put_bytes(place, np.frombuffer(packed, np.uint8))
 
-    def _put_bytes(self, place: Place, data: NDArray[np.uint8]) -> None:
+    def _put_bytes(self, place: Place, data: NDArray[np.uint8]) -> int:
         extents = self._extents(place.file)
         if place.offset > place.gap_start:
             extents.fill_zeros(place.gap_start, place.offset - place.gap_start)
@@ -90,6 +92,7 @@ class DataFiles:
             for window in extents.pieces(place.offset + data.size, CRC_BYTES):
                 window[:] = footer[done : done + window.size]
                 done += window.size
+        return crc
 
     def _extents(self, number: int) -> ExtentWriter:
         with self._lock:

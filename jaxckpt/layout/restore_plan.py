@@ -33,6 +33,7 @@ class ChunkRead:
         full_shape: the stored shape; larger than the region's at an uneven edge.
         source: where it lies, or the value itself.
         slots: numbers of the slots that share elements with it.
+        crc: the crc32c that its place asks for; None where there are no checksums.
     """
 
     leaf: int
@@ -40,6 +41,7 @@ class ChunkRead:
     full_shape: tuple[int, ...]
     source: Span | bytes
     slots: tuple[int, ...]
+    crc: int | None
 
 
 class MissingChunkError(LookupError):
@@ -82,8 +84,19 @@ def plan_reads(
                 raise MissingChunkError(spec.name, key)
             full = chunk_box(position, spec.chunk_shape)
             stop = tuple(map(min, full.stop, spec.stored_shape))
-            reads.append(ChunkRead(leaf, Box(full.start, stop), full.shape, source, tuple(users)))
+            box = Box(full.start, stop)
+            crc = _expected_crc(spec, position)
+            reads.append(ChunkRead(leaf, box, full.shape, source, tuple(users), crc))
     return reads
+
+
+def _expected_crc(spec: LeafSpec, position: tuple[int, ...]) -> int | None:
+    if not spec.crcs:
+        return None
+    number = 0
+    for p, n, c in zip(position, spec.stored_shape, spec.chunk_shape, strict=True):
+        number = number * -(-n // c) + p
+    return int.from_bytes(spec.crcs[4 * number : 4 * number + 4], "little")
 
 
 def chunk_bytes(spec: LeafSpec) -> int:
