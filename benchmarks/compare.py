@@ -15,7 +15,7 @@ from benchmarks.bars import SMALL, SMALLER, bars
 from benchmarks.cases import RESTORE, SAVE, Case
 from benchmarks.draw import draw
 from benchmarks.imports import measure_imports
-from benchmarks.limits import LIMIT, LIMIT_FRESH, limits
+from benchmarks.limits import LIMITS, limits
 from benchmarks.machine import describe
 from benchmarks.measure import Outcome, Rounds, Task, summarize
 from benchmarks.memory import measure_memory
@@ -27,8 +27,8 @@ from benchmarks.tables import print_tables, write_markdown
 
 _PARTS = ("large", "small", "memory", "import")
 _OPERATIONS = (SAVE, RESTORE)
-_CASES = (LIMIT, LIMIT_FRESH, OURS, OURS_PLAIN, *PEERS)
-_MUST_WORK = frozenset((LIMIT, LIMIT_FRESH, OURS, OURS_PLAIN))
+_CASES = (*LIMITS, OURS, OURS_PLAIN, *PEERS)
+_MUST_WORK = frozenset((*LIMITS, OURS, OURS_PLAIN))
 _SLOW_ROUNDS = 1
 """Orbax takes so long for 10,000 leaves that more would be most of the run."""
 _SPARE_STATES = 3

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 
 from benchmarks.bars import SMALL, SMALLER
 from benchmarks.cases import RESTORE, SAVE
-from benchmarks.limits import LIMIT, LIMIT_FRESH
+from benchmarks.limits import LIMIT, LIMITS
 from benchmarks.ours import OURS, OURS_PLAIN
 from benchmarks.results import Results
 
 _OURS, _PLAIN, _LIMIT, _PEER, _INK = "#0b6e4f", "#7fb8a4", "#c9ccd1", "#8a94a6", "#24292f"
-_COLOURS = {OURS: _OURS, OURS_PLAIN: _PLAIN, LIMIT: _LIMIT, LIMIT_FRESH: _LIMIT}
+_COLOURS = {OURS: _OURS, OURS_PLAIN: _PLAIN, **dict.fromkeys(LIMITS, _LIMIT)}
 
 
 def draw(results: Results, path: str) -> bool:

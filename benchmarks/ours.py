@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import jax
-import jaxckpt
 
+import jaxckpt
 from benchmarks.cases import Case
 from benchmarks.states import State
 
@@ -19,7 +19,7 @@ def ours(state: State) -> Case:
 def ours_without_checksum(state: State) -> Case:
     """What the checksums cost."""
     options = jaxckpt.Options(checksum=False)
-    return _case(state, OURS_PLAIN, "jaxckpt, checksum off", "checksum=False", options)
+    return _case(state, OURS_PLAIN, "jaxckpt, no checksum", "checksum=False", options)
 
 
 def _case(state: State, name: str, label: str, settings: str, options: jaxckpt.Options) -> Case:

@@ -10,7 +10,7 @@ from benchmarks.bars import Bar
 from benchmarks.cases import Case
 from benchmarks.imports import Imports
 from benchmarks.machine import Machine
-from benchmarks.measure import Key, Outcome, Summary
+from benchmarks.measure import WARM_UP, Key, Outcome, Summary
 from benchmarks.memory import Memory
 
 
@@ -65,6 +65,7 @@ def write_json(results: Results, path: str) -> None:
         ],
         "memory": dataclasses.asdict(results.memory) if results.memory else None,
         "imports": dataclasses.asdict(results.imports) if results.imports else None,
+        "warm_up_round": WARM_UP,
         "samples": [dataclasses.asdict(sample) for sample in results.outcome.samples],
     }
     with open(path, "w") as file:

@@ -10,11 +10,17 @@ from rich.text import Text
 
 from benchmarks.cases import RESTORE, SAVE
 from benchmarks.limits import LIMIT
+from benchmarks.machine import Machine
 from benchmarks.measure import Summary
 from benchmarks.memory import FLAT_EARLY, FLAT_SAVES, MIB, SMALL_BUDGET
 from benchmarks.ours import OURS
 from benchmarks.results import Results
 
+_METHOD = (
+    "method: one run; every case once a round, in an order that is random in each; medians with "
+    "the least and the most; a save counts until all of it is durable, a restore begins with a "
+    "cold page cache; torch and safetensors end in host memory, orbax and jaxckpt on the devices"
+)
 _MET, _MISSED = "met", "MISSED"
 
 
@@ -50,20 +56,7 @@ def print_tables(results: Results, console: Console) -> None:
 
 def write_markdown(results: Results, path: str, picture: str) -> None:
     """The same, with what is needed to repeat it."""
-    machine = results.machine
-    about = [
-        f"- day: {machine.day}, commit {machine.commit}",
-        f"- devices: {machine.device}",
-        f"- machine: {machine.cpu}, {machine.cores} cores, {machine.memory_gb:.0f} GB, "
-        f"{machine.kernel}",
-        f"- disk: {machine.disk}",
-        f"- Python {machine.python}, "
-        + ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
-        "- one run, all cases of a round in a new random order; medians, and the spread in "
-        "brackets; a save counts until everything is durable, a restore begins with a cold page "
-        "cache; torch and safetensors end in host memory, orbax and jaxckpt on the devices",
-    ]
-    parts = ["# Benchmarks", "\n".join(about), f"![Speeds of this run]({picture})"]
+    parts = ["# Benchmarks", _about(results.machine), f"![Speeds of this run]({picture})"]
     parts += [_markdown(table) for table in tables(results)]
     settings = [f"- {case.label}: `{case.settings}`" for case in results.cases.values()]
     parts += ["## Settings", "\n".join(settings)]
@@ -71,6 +64,20 @@ def write_markdown(results: Results, path: str, picture: str) -> None:
         parts += ["## Notes", "\n".join(f"- {note}" for note in results.notes)]
     with open(path, "w") as file:
         file.write("\n\n".join(parts) + "\n")
+
+
+def _about(machine: Machine) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    hardware = f"{machine.cpu}, {machine.cores} cores, {machine.memory_gb:.0f} GB"
+    facts = (
+        f"day: {machine.day}, commit {machine.commit}",
+        f"devices: {machine.device}",
+        f"machine: {hardware}, {machine.kernel}",
+        f"disk: {machine.disk}",
+        f"versions: Python {machine.python}, {versions}",
+        _METHOD,
+    )
+    return "\n".join(f"- {fact}" for fact in facts)
 
 
 def _speeds(results: Results, state: str, operation: str) -> Table:
@@ -87,7 +94,7 @@ def _speeds(results: Results, state: str, operation: str) -> Table:
         for case, summary in _of(results, state, operation)
     ]
     title = f"{state}: {operation}, {size.nbytes / 1e9:.2f} GB in {size.leaves} leaves"
-    header = ("", "GB/s", "min - max", "worst s", "of limit", "jaxckpt is faster")
+    header = ("", "GB/s", "min - max", "worst s", "of limit", "jaxckpt faster")
     return Table(title, header, rows)
 
 
@@ -104,7 +111,7 @@ def _times(results: Results, state: str, operation: str) -> Table:
         for case, summary in _of(results, state, operation)
     ]
     title = f"{state}: {operation}, {size.leaves:,} leaves of 1 KiB"
-    return Table(title, ("", "ms", "min - max", "us a leaf", "jaxckpt is faster"), rows)
+    return Table(title, ("", "ms", "min - max", "us a leaf", "jaxckpt faster"), rows)
 
 
 def _of(results: Results, state: str, operation: str) -> list[tuple[str, Summary]]:
@@ -169,7 +176,7 @@ def _bars(results: Results) -> Table:
 def _rich(table: Table) -> rich.table.Table:
     drawn = rich.table.Table(title=table.title, title_justify="left")
     for number, name in enumerate(table.header):
-        drawn.add_column(name, justify="right" if number else "left")
+        drawn.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
     styles = {_MET: "green", _MISSED: "bold red"}
     for row in table.rows:
         drawn.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))

@@ -102,7 +102,8 @@ class Checkpointer:
 
     def steps(self) -> list[int]:
         """The whole steps, ascending. One being written or damaged in names or sizes is not
-        among them."""
+        among them.
+        """
         return whole_steps(self._world.store, self.directory)
 
     def latest_step(self) -> int | None:

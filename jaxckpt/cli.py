@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def main(
-    version: Annotated[  # noqa: ARG001  (typer calls _version)
+    version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and end.")
     ] = False,
 ) -> None:
@@ -41,13 +42,10 @@ def demo(
     """
     console = Console()
     try:
-        try:
-            import flax  # noqa: F401, PLC0415
-            import optax  # noqa: F401, PLC0415
-            import sklearn  # noqa: F401, PLC0415
-        except ImportError as error:
-            console.print(f"The demo needs {error.name}: pip install 'jaxckpt\\[demo]'")
-            raise typer.Exit(2) from error
+        missing = [name for name in ("flax", "optax", "sklearn") if find_spec(name) is None]
+        if missing:
+            console.print(f"The demo needs {missing[0]}: pip install 'jaxckpt\\[demo]'")
+            raise typer.Exit(2)
         from jaxckpt.demo.story import tell  # noqa: PLC0415
 
         tell(directory, steps, save_every, console)

@@ -174,7 +174,9 @@ class StagedItem:
         store.sync_dir(join(self._dir, orbaxmeta.ARRAYS_DIR))
         if self._options.checksum:
             specs = [
-                replace(spec, crcs=self._crcs[n].tobytes()) if n in self._crcs and spec.kind in ARRAY_KINDS else spec
+                replace(spec, crcs=self._crcs[n].tobytes())
+                if n in self._crcs and spec.kind in ARRAY_KINDS
+                else spec
                 for n, spec in enumerate(specs)
             ]
         sidecar = Sidecar(
@@ -222,7 +224,8 @@ class StagedItem:
 
     def copy_out(self, job: Job) -> None:
         """Copies every chunk of this process to its place; returns once nothing of the state is
-        needed any more."""
+        needed any more.
+        """
         self._job = job
         process = self._world.coordinator.process_index
         tasks: list[Future[None]] = []
@@ -257,7 +260,9 @@ class StagedItem:
         if self._options.compression:
 
             def compress() -> None:
-                place, crcs[number] = self._files.put_compressed(host_region(source, device)[inside])
+                place, crcs[number] = self._files.put_compressed(
+                    host_region(source, device)[inside]
+                )
                 self._entries.append((key, _ref(place)))
 
             tasks.append(job.copy(compress))

@@ -68,7 +68,9 @@ def bits(x: Any) -> Any:
 
 
 def flat(tree: Any) -> dict[str, Any]:
-    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is None or x in ({}, [], ()) if not hasattr(x, "shape") else False)[0]
+    found = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda x: x is None or x in ({}, [], ()) if not hasattr(x, "shape") else False
+    )[0]
     names = {}
     for path, leaf in found:
         keys = [getattr(k, "key", getattr(k, "idx", getattr(k, "name", None))) for k in path]
@@ -100,7 +102,9 @@ def restore(path: Path, how: str) -> Any:
     if how == "manager-target":
         return manager.restore(step, args=ocp.args.StandardRestore(target))
     if how == "manager-composite":
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(target), config=ocp.args.JsonRestore())
+        items = ocp.args.Composite(
+            state=ocp.args.StandardRestore(target), config=ocp.args.JsonRestore()
+        )
         restored = manager.restore(step, args=items)
         assert restored.config == {"lr": 0.1}
         return restored.state
@@ -115,7 +119,10 @@ def write(path: Path, how: str) -> None:
         return
     if how == "manager-composite":
         with ocp.CheckpointManager(path) as manager:
-            items = {"state": ocp.args.StandardSave(state), "config": ocp.args.JsonSave({"lr": 0.1})}
+            items = {
+                "state": ocp.args.StandardSave(state),
+                "config": ocp.args.JsonSave({"lr": 0.1}),
+            }
             manager.save(5, args=ocp.args.Composite(**items))
         return
     if how == "v1":

@@ -120,7 +120,12 @@ def test_a_file_of_another_size_is_named(
     if how == "missing":
         file.unlink()
     else:
-        changed = {"truncated": data[:-1], "longer": data + b"x", "empty": b"", "zeroed": bytes(len(data))}
+        changed = {
+            "truncated": data[:-1],
+            "longer": data + b"x",
+            "empty": b"",
+            "zeroed": bytes(len(data)),
+        }
         file.write_bytes(changed[how])
     if name == "jaxckpt.json" and how == "missing":
         # Without our sidecar it is what any orbax checkpoint is, and still whole.
@@ -176,7 +181,9 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "leaves no list": lambda d: d.__setitem__("leaves", 3),
     "an unknown kind": lambda d: d["leaves"][0].__setitem__(0, "pickle"),
     "a text as int": lambda d: [e.__setitem__(1, "x") for e in d["leaves"] if e[0] == "int"],
-    "a huge int text": lambda d: [e.__setitem__(1, "9" * 5000) for e in d["leaves"] if e[0] == "int"],
+    "a huge int text": lambda d: [
+        e.__setitem__(1, "9" * 5000) for e in d["leaves"] if e[0] == "int"
+    ],
     "unknown compression": lambda d: d.__setitem__("compression", "lz4"),
     "a deep tree": lambda d: d.__setitem__("tree", nested(100)),
     "a float size": lambda d: d["files"].__setitem__(DATA, [1.5, None]),
@@ -199,14 +206,20 @@ def test_a_hostile_sidecar_is_refused(copy: Path, name: str) -> None:
 
 def test_a_newer_format_is_refused_by_its_version(copy: Path) -> None:
     (copy / "jaxckpt.json").write_bytes(b'{"jaxckpt": 2, "bytes": 0}\nnobody knows\n')
-    with pytest.raises(jaxckpt.FormatVersionError, match="version 2; this jaxckpt reads up to 1") as caught:
+    with pytest.raises(
+        jaxckpt.FormatVersionError, match="version 2; this jaxckpt reads up to 1"
+    ) as caught:
         jaxckpt.restore(copy)
     assert (caught.value.found, caught.value.known) == (2, 1)
     assert "pip install -U jaxckpt" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [DATA, INDEX, "ocdbt.process_0/d", "ocdbt.process_0", "manifest.ocdbt"])
-def test_a_link_out_of_the_checkpoint_is_not_followed(copy: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [DATA, INDEX, "ocdbt.process_0/d", "ocdbt.process_0", "manifest.ocdbt"]
+)
+def test_a_link_out_of_the_checkpoint_is_not_followed(
+    copy: Path, tmp_path: Path, name: str
+) -> None:
     outside = tmp_path / "outside"
     (copy / name).rename(outside)
     (copy / name).symlink_to(outside)
@@ -253,7 +266,9 @@ def test_a_zstd_bomb_in_an_orbax_manifest_is_refused(tmp_path: Path) -> None:
         jaxckpt.restore(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"tree_metadata": 3}', '{"a":1,"a":2}', "{\"x\": NaN}", "\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"tree_metadata": 3}', '{"a":1,"a":2}', '{"x": NaN}', "\xff"]
+)
 def test_broken_orbax_metadata_is_refused(tmp_path: Path, text: str) -> None:
     path = plain_checkpoint(tmp_path / "c")
     (path / "_METADATA").write_text(text, encoding="latin-1")
@@ -286,7 +301,9 @@ def test_a_damaged_newest_step_is_passed_over_loudly(tmp_path: Path, state: dict
 
 
 @pytest.mark.parametrize("name", [DATA, "jaxckpt.json", "manifest.ocdbt", "_METADATA"])
-def test_a_step_that_is_not_whole_is_not_listed(tmp_path: Path, state: dict[str, Any], name: str) -> None:
+def test_a_step_that_is_not_whole_is_not_listed(
+    tmp_path: Path, state: dict[str, Any], name: str
+) -> None:
     run = tmp_path / "run"
     with jaxckpt.Checkpointer(run) as ckpt:
         ckpt.save(1, state)

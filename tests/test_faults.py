@@ -303,7 +303,7 @@ def test_an_error_while_reading_is_reported_and_returns_nothing(states: list[Any
         ckpt.restore(states[0])
     for k in range(1, len(counting.calls) + 1):
         store = FaultyStore(inner, counted=READING, fail_at=k, error=errno.EIO, sticky=True)
-        with pytest.raises((StorageError, CheckpointNotFoundError)):  # noqa: PT012
+        with pytest.raises((StorageError, CheckpointNotFoundError)):
             with checkpointer(store) as ckpt:
                 ckpt.restore(states[0])
 

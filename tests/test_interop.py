@@ -27,6 +27,7 @@ def plain(action: str, path: Path, how: str) -> dict[str, Any]:
         text=True,
         cwd=path.parent,
         check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout) if action == "restore" else {}
@@ -48,7 +49,9 @@ def test_plain_orbax_restores_a_directory(tmp_path: Path, how: str) -> None:
     assert plain("restore", tmp_path / "c", how) == expected(how)
 
 
-@pytest.mark.parametrize("options", [{"compression": "zstd"}, {"checksum": False}, {"chunk_bytes": 4096}])
+@pytest.mark.parametrize(
+    "options", [{"compression": "zstd"}, {"checksum": False}, {"chunk_bytes": 4096}]
+)
 def test_plain_orbax_restores_every_option(tmp_path: Path, options: dict[str, Any]) -> None:
     jaxckpt.save(tmp_path / "c", full_state(), options=jaxckpt.Options(**options))
     assert plain("restore", tmp_path / "c", "standard") == expected()

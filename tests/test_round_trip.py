@@ -92,7 +92,12 @@ def test_every_bit_pattern_of_every_dtype(tmp_path: Path, mesh: Mesh, name: str)
         array = (raw & 15 if name == "float4_e2m1fn" else raw).view(dtype)
     array = array.reshape(256, 256)
     sharded = jax.device_put(array, NamedSharding(mesh, PartitionSpec("x", "y")))
-    state = {"numpy": array, "jax": sharded, "scalar": array[0, 1], "zero_d": jnp.asarray(array[0, 3])}
+    state = {
+        "numpy": array,
+        "jax": sharded,
+        "scalar": array[0, 1],
+        "zero_d": jnp.asarray(array[0, 3]),
+    }
     jaxckpt.save(tmp_path / "c", state)
     assert_same(state, jaxckpt.restore(tmp_path / "c", state))
     assert bits_of(jaxckpt.restore(tmp_path / "c")["jax"]) == bits_of(np.asarray(sharded))
@@ -128,7 +133,9 @@ def test_flax_train_state_with_an_optax_chain(tmp_path: Path) -> None:
     variables = model.init(jax.random.key(0), jnp.zeros((2, 8)))
     tx = optax.chain(
         optax.clip_by_global_norm(1.0),
-        optax.masked(optax.add_decayed_weights(0.1), lambda p: jax.tree.map(lambda x: x.ndim > 1, p)),
+        optax.masked(
+            optax.add_decayed_weights(0.1), lambda p: jax.tree.map(lambda x: x.ndim > 1, p)
+        ),
         optax.adamw(optax.cosine_decay_schedule(1e-3, 100)),
         optax.identity(),
     )
@@ -147,7 +154,9 @@ def test_flax_train_state_with_an_optax_chain(tmp_path: Path) -> None:
 def test_a_step_counter_may_be_a_number_or_an_array(tmp_path: Path) -> None:
     """Flax begins with the Python int 0, which becomes an array in the first jitted step."""
     jaxckpt.save(tmp_path / "int", {"step": 7, "rate": 0.5, "on": True})
-    jaxckpt.save(tmp_path / "array", {"step": jnp.int32(7), "rate": jnp.float32(0.5), "on": jnp.array(True)})
+    jaxckpt.save(
+        tmp_path / "array", {"step": jnp.int32(7), "rate": jnp.float32(0.5), "on": jnp.array(True)}
+    )
     numbers = {"step": 0, "rate": 0.0, "on": False}
     arrays = {"step": jnp.int32(0), "rate": jnp.float32(0), "on": jnp.array(False)}
     for name in ("int", "array"):
@@ -180,7 +189,9 @@ def test_nnx_state(tmp_path: Path) -> None:
 
 
 def test_bare_leaves_and_empty_trees(tmp_path: Path) -> None:
-    for k, state in enumerate(({}, [], (), None, 3, "text", np.arange(3), jnp.ones((2, 2)), [{}, ()])):
+    for k, state in enumerate(
+        ({}, [], (), None, 3, "text", np.arange(3), jnp.ones((2, 2)), [{}, ()])
+    ):
         jaxckpt.save(tmp_path / str(k), state)
         assert_same(state, jaxckpt.restore(tmp_path / str(k), state))
         assert bits_of_all(jaxckpt.restore(tmp_path / str(k))) == bits_of_all(state)

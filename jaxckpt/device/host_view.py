@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from jaxckpt._types import Box
-from jaxckpt.layout.partition import box_of_index
 from jaxckpt.layout.save_plan import ASSEMBLE
+from jaxckpt.layout.shardings import box_of_index
 
 
 def host_region(source: Any, device: int) -> np.ndarray:

@@ -12,7 +12,8 @@ import numpy as np
 from jaxckpt._types import Box, LeafSpec
 from jaxckpt.format.dtypes import DTYPES
 from jaxckpt.layout.match import Wanted
-from jaxckpt.layout.partition import box_of_index, partition_of, whole_box
+from jaxckpt.layout.partition import whole_box
+from jaxckpt.layout.shardings import box_of_index, partition_of
 
 _WHOLE_BYTES = 64 << 10
 

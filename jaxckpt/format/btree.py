@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxckpt.format.cursor import Cursor
-from jaxckpt.format.datafiles import DataFile, decode_table, encode_table
+from jaxckpt.format.datafiles import DataFile, check_data_path, decode_table, encode_table
 from jaxckpt.format.frame import BTREE_MAGIC, FormatError, decode_frame, encode_frame
 from jaxckpt.format.limits import (
     MAX_ENTRIES_PER_NODE,
@@ -142,7 +142,7 @@ def _decode_leaf(cursor: Cursor, files: list[DataFile], keys: list[bytes]) -> Le
     inside = np.flatnonzero(kinds == 0)
     file_ids = np.full(count, -1, np.int64)
     offsets = np.zeros(count, np.int64)
-    file_ids[outside] = cursor.column("data_file_id", len(outside), len(files) - 1)
+    file_ids[outside] = _used_files(cursor, files, len(outside))
     offsets[outside] = cursor.column("data_file_offset", len(outside))
     if len(inside) and int(lengths[inside].max()) > MAX_INLINE_BYTES:
         raise FormatError(
@@ -165,7 +165,7 @@ def _decode_interior(
     prefix_bytes: int,
 ) -> InteriorNode:
     count = len(keys)
-    ids = cursor.column("data_file_id", count, len(files) - 1)
+    ids = _used_files(cursor, files, count)
     offsets = cursor.column("data_file_offset", count)
     lengths = cursor.column("data_file_length", count)
     num_keys = cursor.column("num_keys", count)
@@ -182,6 +182,15 @@ def _decode_interior(
         sums = int(num_keys[i]), int(tree_bytes[i]), int(indirect[i])
         children.append(NodeRef(keys[i], location, *sums))
     return InteriorNode(height, children, [prefix_bytes + int(c) for c in common])
+
+
+def _used_files(cursor: Cursor, files: list[DataFile], count: int) -> NDArray[np.int64]:
+    ids = cursor.column("data_file_id", count, max(0, len(files) - 1))
+    for number in np.unique(ids):
+        if number >= len(files):
+            raise FormatError(f"{cursor.what}: data_file_id is {number}; the table is empty")
+        check_data_path(files[number].path, cursor.what)
+    return ids
 
 
 def _file_ids(files: list[DataFile]) -> tuple[list[DataFile], list[int]]:

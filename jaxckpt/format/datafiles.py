@@ -54,7 +54,11 @@ def encode_table(files: list[DataFile]) -> bytes:
 
 
 def decode_table(cursor: Cursor, transitive: str) -> list[DataFile]:
-    """Reads a table; ``transitive`` is the base that the parent's reference hands on."""
+    """Reads a table; ``transitive`` is the base that the parent's reference hands on.
+
+    An empty path may stand in a table, for a version without a root; whoever uses an entry
+    checks that it names a file.
+    """
     count = cursor.number("num_files", MAX_FILES_PER_TABLE)
     prefixes = np.zeros(count, np.int64)
     prefixes[1:] = cursor.column("path_prefix_length", max(0, count - 1), 65535)
@@ -79,6 +83,7 @@ def decode_table(cursor: Cursor, transitive: str) -> list[DataFile]:
             file = DataFile(transitive + previous[:base].decode(), previous[base:].decode())
         except UnicodeDecodeError as error:
             raise FormatError(f"{cursor.what}: path {i} is not UTF-8") from error
-        check_data_path(file.path, cursor.what)
+        if file.path:
+            check_data_path(file.path, cursor.what)
         files.append(file)
     return files

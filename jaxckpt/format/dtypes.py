@@ -5,14 +5,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-_NUMPY = (
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
-    "float16 float32 float64 complex64 complex128"
-).split()
-_ML = (
-    "bfloat16 int2 int4 uint2 uint4 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz "
-    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
-).split()
+_NUMPY = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
+_ML = ["bfloat16", "int2", "int4", "uint2", "uint4", "float4_e2m1fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
 
 DTYPES: dict[str, np.dtype] = {name: np.dtype(name) for name in _NUMPY} | {
     name: np.dtype(getattr(ml_dtypes, name)) for name in _ML if hasattr(ml_dtypes, name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jaxckpt.format.btree import ValueRef
 from jaxckpt.format.cursor import Cursor
-from jaxckpt.format.datafiles import decode_table, encode_table
+from jaxckpt.format.datafiles import check_data_path, decode_table, encode_table
 from jaxckpt.format.frame import MANIFEST_MAGIC, FormatError, decode_frame, encode_frame
 from jaxckpt.format.limits import MAX_INLINE_BYTES, MAX_TREE_HEIGHT
 from jaxckpt.format.varint import encode_column
@@ -78,15 +78,16 @@ def decode_manifest(data: bytes, what: str) -> Root:
     cursor.column("generation_number", count)
     heights = cursor.column("root_height", count, MAX_TREE_HEIGHT)
     ids = cursor.column("data_file_id", count, max(0, len(files) - 1))
-    # A version without a root node has the largest possible offset, which does not fit int64.
+    # A version without a root node has the largest possible offset and length; as int64, -1.
     offsets = cursor.column("data_file_offset", count, MISSING_OFFSET)
-    lengths = cursor.column("data_file_length", count)
+    lengths = cursor.column("data_file_length", count, MISSING_OFFSET)
     num_keys = cursor.column("num_keys", count)
     tree_bytes = cursor.column("num_tree_bytes", count)
     indirect = cursor.column("num_indirect_value_bytes", count)
     last = count - 1
     sums = int(num_keys[last]), int(tree_bytes[last]), int(indirect[last])
-    if int(offsets[last]) < 0 or not files:
+    if int(offsets[last]) < 0 or int(lengths[last]) < 0 or not files:
         return Root(0, None, *sums)
+    check_data_path(files[int(ids[last])].path, what)
     location = ValueRef(files[int(ids[last])], int(offsets[last]), int(lengths[last]))
     return Root(int(heights[last]), location, *sums)

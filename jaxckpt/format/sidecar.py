@@ -188,7 +188,9 @@ def _leaf_from_json(
         raise FormatError(f"{what}: leaf '{name}' has shape {stored}, chunks {chunks}, ndim {ndim}")
     if math.prod(stored) * DTYPES[dtype].itemsize > MAX_ARRAY_BYTES:
         raise FormatError(f"{what}: leaf '{name}' claims the shape {stored}")
-    return LeafSpec(name, path, kind, stored[:ndim], dtype, stored, chunks, impl, "", sharding, crcs)
+    return LeafSpec(
+        name, path, kind, stored[:ndim], dtype, stored, chunks, impl, "", sharding, crcs
+    )
 
 
 def _chunk_count(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:

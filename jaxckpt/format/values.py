@@ -8,7 +8,7 @@ from typing import Any
 from jaxckpt._types import LeafSpec
 
 
-def value_text(value: bool | int | float | complex | str) -> str:
+def value_text(value: bool | complex | str) -> str:
     """The text of a value; floats by their bits, so that -0.0 and NaN payloads stay."""
     if isinstance(value, bool | int | str):
         return str(value)

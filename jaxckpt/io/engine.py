@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from jaxckpt.io.extents import AbandonedError
 
-
 _MOST_COPY_THREADS = 8
 
 

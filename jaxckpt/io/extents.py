@@ -65,7 +65,8 @@ class ExtentWriter:
 
     def pieces(self, offset: int, nbytes: int) -> Iterator[NDArray[np.uint8]]:
         """Memory for ``nbytes`` bytes from ``offset``, window by window; each must be filled
-        completely before the next is asked for."""
+        completely before the next is asked for.
+        """
         size = self._pool.block_bytes
         end = offset + nbytes
         while offset < end:

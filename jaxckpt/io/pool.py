@@ -23,7 +23,8 @@ _MIN_BLOCKS = 8  # see io/extents.py: what the copy threads may hold unfinished,
 
 def block_bytes_for(budget_bytes: int) -> int:
     """Blocks of 16 MiB reach the disk's rate; a small budget is cut finer so that copies and
-    writes still overlap."""
+    writes still overlap.
+    """
     block = min(_MAX_BLOCK_BYTES, budget_bytes // _BLOCKS_WANTED)
     return max(_MIN_BLOCK_BYTES, block // BLOCK_BYTES * BLOCK_BYTES)
 

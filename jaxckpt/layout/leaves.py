@@ -14,7 +14,8 @@ from jaxckpt.errors import UnsupportedLeafError
 from jaxckpt.format.dtypes import DTYPES
 from jaxckpt.format.values import value_dtype, value_text
 from jaxckpt.layout.flatten import EmptyNode, Path, path_text
-from jaxckpt.layout.partition import Partition, host_partition, partition_of
+from jaxckpt.layout.partition import Partition, host_partition
+from jaxckpt.layout.shardings import partition_of
 
 _MAX_INT_BITS = 13_000  # under 4,000 decimal digits
 _VALUE_KINDS: dict[type, LeafKind] = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import jax
-
 from jaxckpt._types import Box
 
 
@@ -42,23 +40,3 @@ def whole_box(shape: tuple[int, ...]) -> Box:
 def host_partition(shape: tuple[int, ...], process: int = 0) -> Partition:
     """A value in host memory, the same on every process; ``process`` stands for all."""
     return Partition(shape, (whole_box(shape),), ((Replica(process, -1),),))
-
-
-@functools.lru_cache(maxsize=4096)
-def partition_of(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Partition:
-    """The partition that a sharding makes of a shape; the same on every process."""
-    groups: dict[Box, list[Replica]] = {}
-    for device, index in sharding.devices_indices_map(shape).items():
-        groups.setdefault(box_of_index(index, shape), []).append(
-            Replica(device.process_index, device.id)
-        )
-    boxes = sorted(groups, key=lambda b: b.start)
-    members = tuple(tuple(sorted(groups[b], key=lambda r: (r.process, r.device))) for b in boxes)
-    return Partition(shape, tuple(boxes), members)
-
-
-def box_of_index(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
-    """The region that a tuple of slices with step 1 selects."""
-    start = tuple(s.start or 0 for s in index)
-    stop = tuple(n if s.stop is None else s.stop for s, n in zip(index, shape, strict=True))
-    return Box(start, stop)
