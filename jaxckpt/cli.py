@@ -46,7 +46,7 @@ def demo(
         if missing:
             console.print(f"The demo needs {missing[0]}: pip install 'jaxckpt\\[demo]'")
             raise typer.Exit(2)
-        from jaxckpt.demo.story import tell  # noqa: PLC0415
+        from jaxckpt.demo.story import tell
 
         tell(directory, steps, save_every, console)
     except (JaxckptError, OSError) as error:

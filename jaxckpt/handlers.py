@@ -26,6 +26,7 @@ from jaxckpt.restoring import Leniency, open_any, restore_tree
 from jaxckpt.saving import plan_state, stage
 from jaxckpt.single import refuse_if_full
 
+CommitFuture: Any = ocp.future.CommitFutureAwaitingContractedSignals  # pyright: ignore[reportAttributeAccessIssue]
 _DIRECTORY_TIMEOUT_SECS = 60.0
 
 
@@ -55,9 +56,7 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         # keeps its own name, under which orbax registers it.
         vars(self)["typestr"] = lambda: orbaxmeta.STANDARD_HANDLER
 
-    async def async_save(
-        self, directory: epath.Path, args: ShardedSave
-    ) -> list[ocp.future.Future] | None:
+    async def async_save(self, directory: epath.Path, args: ShardedSave) -> list[Any] | None:
         """Returns once the state is copied out; the futures once the item is durable."""
         path = checked_path(directory)
         plan = plan_state(args.item, self._options)
@@ -68,7 +67,7 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         async def finish() -> None:
             await asyncio.to_thread(staged.write)
 
-        return [ocp.future.CommitFutureAwaitingContractedSignals(finish(), name="jaxckpt-item")]
+        return [CommitFuture(finish(), name="jaxckpt-item")]
 
     async def _wait_for_directory(self, path: str) -> None:
         """Orbax may make the directory on a thread of its own, begun before this call."""

@@ -1,8 +1,9 @@
-"""The line of a restore: open and check, match the target, plan, read once, check, build the tree."""
+"""The line of a restore: open, check, match the target, plan, read once, check, build the tree."""
 
 from __future__ import annotations
 
 import queue
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -201,34 +202,28 @@ def _as_they_arrive(job: Job, tasks: list[Task], wave: list[_Pending]) -> Iterat
 
     Raises the first error, once no task is running any more.
     """
-    missing = {pending.leaf: 0 for pending in wave}
-    for _, leaves in tasks:
-        for leaf in leaves:
-            missing[leaf] += 1
+    by_leaf = {pending.leaf: pending for pending in wave}
+    missing = Counter(leaf for _, leaves in tasks for leaf in leaves)
     done: queue.SimpleQueue[frozenset[int]] = queue.SimpleQueue()
 
     def tracked(task: Task) -> None:
-        run, leaves = task
         try:
-            run()
+            task[0]()
         except BaseException as error:
             job.fail(error)
+            raise
         finally:
-            done.put(leaves)
+            done.put(task[1])
 
     futures = [job.copy(lambda task=task: tracked(task)) for task in tasks]
     try:
-        by_leaf = {pending.leaf: pending for pending in wave}
-        for pending in wave:
-            if missing[pending.leaf] == 0:
-                yield pending
+        yield from (pending for pending in wave if not missing[pending.leaf])
         for _ in tasks:
+            arrived = done.get()
             if job.stopped():
                 break
-            for leaf in done.get():
-                missing[leaf] -= 1
-                if missing[leaf] == 0 and not job.stopped():
-                    yield by_leaf[leaf]
+            missing.subtract(arrived)
+            yield from (by_leaf[leaf] for leaf in arrived if not missing[leaf])
     except BaseException as error:
         job.fail(error)
         raise

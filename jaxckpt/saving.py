@@ -137,7 +137,7 @@ class StagedItem:
             self._write_root(_merge_announcements(announced))
 
     def _write_database(self, sizes: dict[str, int]) -> dict[str, list[int | None]]:
-        """This process's own index and manifest; returns size and crc of each of its files."""
+        """The process's own index and manifest; returns size and crc of each of its files."""
         world, process = self._world, process_dir(self._world.coordinator.process_index)
         home = join(self._dir, process)
         if not self._entries:
@@ -238,7 +238,7 @@ class StagedItem:
                     self._copy_chunk(chunk, number, job, tasks)
             if process == 0:
                 self._add_metadata()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (raised by join, once no copy is running)
             job.fail(error)
         try:
             job.join(tasks)

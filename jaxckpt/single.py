@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from typing import Any
@@ -113,8 +114,6 @@ def refuse_if_full(world: World, directory: str, plan: StatePlan) -> None:
     """
     free = world.store.free_bytes(directory)
     if free is not None and free < plan.nbytes:
-        import errno
-
         raise StorageError(
             "save",
             directory,

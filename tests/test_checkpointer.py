@@ -146,7 +146,7 @@ def test_after_close_nothing_works_and_closing_twice_does(tmp_path: Path) -> Non
 
 
 def test_an_error_in_the_loop_is_not_hidden_and_the_save_before_it_is_whole(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), Checkpointer(tmp_path / "run") as ckpt:  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), Checkpointer(tmp_path / "run") as ckpt:
         ckpt.save(1, state(1))
         _ = 1 / 0
     with Checkpointer(tmp_path / "run") as ckpt:
@@ -219,7 +219,7 @@ def test_all_memory_comes_back_after_errors(tmp_path: Path) -> None:
     store = FaultyStore(MemoryStore(), counted=frozenset({"write"}), fail_at=2)
     ckpt = Checkpointer("/run", options=options, world=world_of(store))
     for step in range(4):
-        with pytest.raises(KilledError):  # noqa: PT012
+        with pytest.raises(KilledError):
             ckpt.save(step, big)
             ckpt.wait()
         assert ckpt._pool._held == len(ckpt._pool._free) * ckpt._pool.block_bytes

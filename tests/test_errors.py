@@ -240,7 +240,7 @@ def test_a_full_disk(small_disk: Path) -> None:
             ckpt.save(2, {"w": np.random.default_rng(0).random(5_000_000)})
         assert caught.value.errno == 28
         (small_disk / "filler").write_bytes(bytes(small_disk_free(small_disk) - (1 << 20)))
-        with pytest.raises(jaxckpt.StorageError, match="ENOSPC"):  # noqa: PT012
+        with pytest.raises(jaxckpt.StorageError, match="ENOSPC"):
             ckpt.save(2, {str(k): np.ones(1000) for k in range(1000)})
             ckpt.wait()
         assert ckpt.steps() == [1]

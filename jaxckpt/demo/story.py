@@ -85,7 +85,8 @@ def _report(directory: Path, resumed: dict[str, Any], kill_at: int, console: Con
     middle = statistics.median(stalls)
     table.add_row(
         "training stood still",
-        f"{middle:.1f} ms a save (median of {len(stalls)}; {size:.1f} MB, {size / middle:.2f} GB/s)",
+        f"{middle:.1f} ms a save (median of {len(stalls)}; "
+        f"{size:.1f} MB, {size / middle:.2f} GB/s)",
     )
     table.add_row("where", str(directory))
     console.print(table)
@@ -95,5 +96,6 @@ def _report(directory: Path, resumed: dict[str, Any], kill_at: int, console: Con
     code = f"import jaxckpt; print(jaxckpt.restore('{step}')['params'])"
     console.print(f'  python -c "{code}"', highlight=False, soft_wrap=True)
     console.print("Plain orbax reads it too:")
-    code = f"import orbax.checkpoint as ocp; print(ocp.CheckpointManager('{directory.absolute()}').latest_step())"
+    run = directory.absolute()
+    code = f"import orbax.checkpoint as ocp; print(ocp.CheckpointManager('{run}').latest_step())"
     console.print(f'  python -c "{code}"', highlight=False, soft_wrap=True)

@@ -79,12 +79,11 @@ def build_result(want: Wanted, memory: Mapping[Box, np.ndarray]) -> Any:
         array = jax.device_put(memory[whole_box(shape)])
     else:
         whole = memory.get(whole_box(shape))
-        if whole is None:
-            array = jax.make_array_from_callback(
-                shape, sharding, lambda index: memory[box_of_index(index, shape)]
-            )
-        else:
-            array = jax.make_array_from_callback(shape, sharding, lambda index: whole[index])
+
+        def region(index: Any) -> np.ndarray:
+            return memory[box_of_index(index, shape)] if whole is None else whole[index]
+
+        array = jax.make_array_from_callback(shape, sharding, region)
     if want.kind == "prng":
         keys = jax.random.wrap_key_data(array, impl=spec.impl)
         fits = want.sharding is None or keys.sharding == want.sharding

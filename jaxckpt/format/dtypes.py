@@ -5,11 +5,16 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-_NUMPY = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
-_ML = ["bfloat16", "int2", "int4", "uint2", "uint4", "float4_e2m1fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
+_NUMPY = ("bool", "float16", "float32", "float64", "complex64", "complex128")
+_NUMPY_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_ML = ("bfloat16", "int2", "int4", "uint2", "uint4", "float4_e2m1fn")
+_ML_FLOAT8 = tuple(
+    f"float8_{form}"
+    for form in ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+)
 
-DTYPES: dict[str, np.dtype] = {name: np.dtype(name) for name in _NUMPY} | {
-    name: np.dtype(getattr(ml_dtypes, name)) for name in _ML if hasattr(ml_dtypes, name)
+DTYPES: dict[str, np.dtype] = {name: np.dtype(name) for name in _NUMPY + _NUMPY_INTEGERS} | {
+    name: np.dtype(getattr(ml_dtypes, name)) for name in _ML + _ML_FLOAT8
 }
 """All element types that can be saved, by numpy's name; each takes whole bytes on the host."""
 

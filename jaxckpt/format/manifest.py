@@ -37,7 +37,8 @@ def encode_manifest(uuid: bytes, root: Root, commit_time_ns: int) -> bytes:
         root: the root node; must have a location.
         commit_time_ns: nanoseconds since 1970, as TensorStore writes them.
     """
-    assert root.location is not None and len(uuid) == 16
+    assert root.location is not None
+    assert len(uuid) == 16
     config = (
         uuid
         + encode_column([0, MAX_INLINE_BYTES, _MAX_DECODED_NODE_BYTES])

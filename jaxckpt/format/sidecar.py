@@ -157,7 +157,7 @@ def _leaf_to_json(leaf: LeafSpec, shardings: dict[str, int]) -> list[object]:
 
 
 def _leaf_from_json(
-    entry: list[Any], path: tuple[Any, ...], shardings: list[str], what: str
+    entry: list[Any], path: tuple[Any, ...], shardings: list[Any], what: str
 ) -> LeafSpec:
     name = ".".join(text for _, text in path)
     kind = entry[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from jaxckpt._types import KeyKind, PathEntry
+from jaxckpt._types import PathEntry
 from jaxckpt.format.frame import FormatError
 from jaxckpt.format.limits import MAX_TREE_DEPTH
 
@@ -100,5 +100,5 @@ def _key_from_json(doc: Any, what: str) -> PathEntry:
                     int(pair[1])
                 except ValueError:
                     raise FormatError(f"{what}: the tree key {pair!r:.200} is no number") from None
-            return cast("KeyKind", pair[0]), pair[1]
+            return pair[0], pair[1]
     raise FormatError(f"{what}: {doc!r:.200} is no tree key")

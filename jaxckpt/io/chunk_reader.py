@@ -165,10 +165,11 @@ class ChunkReader:
         return np.frombuffer(plain, np.uint8)
 
     def _scatter(self, read: ChunkRead, chunk: np.ndarray) -> None:
-        if len(read.slots) == 1 and self._slots[read.slots[0]].box == read.box:
-            if chunk.shape == self._memory[read.slots[0]].shape:
-                self._memory[read.slots[0]][...] = chunk
-                return
+        first = self._memory[read.slots[0]]
+        whole_slot = len(read.slots) == 1 and self._slots[read.slots[0]].box == read.box
+        if whole_slot and chunk.shape == first.shape:
+            first[...] = chunk
+            return
         whole = Box(
             read.box.start,
             tuple(a + n for a, n in zip(read.box.start, read.full_shape, strict=True)),

@@ -70,7 +70,7 @@ class Job:
             return
         try:
             task()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (raised again by join)
             self.fail(error)
 
     def join(self, futures: Iterable[Future[None]]) -> None:

@@ -143,7 +143,7 @@ class ExtentWriter:
         def write() -> None:
             try:
                 if not self._stopped():
-                    self._writer.write_at(number * size, memory[:want])
+                    self._writer.write_at(number * size, memory[:want].data)
             finally:
                 self._pool.give_back(memory)
 

@@ -9,7 +9,7 @@ import fcntl
 import mmap
 import os
 import stat as stat_module
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from jaxckpt.errors import JaxckptError, StorageError
@@ -25,7 +25,7 @@ _NO_SUCH_CALL = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
 @contextlib.contextmanager
-def _named(operation: str, path: str) -> Iterator[None]:
+def _named(operation: str, path: str) -> Generator[None]:
     """Gives an OSError the operation and the path; a missing file keeps its own class."""
     try:
         yield

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.core
+import jax.numpy as jnp
 import numpy as np
 
 from jaxckpt._types import LeafKind
@@ -92,7 +94,8 @@ def _describe_jax(path: Path, x: jax.Array) -> Described:
             "Save the value that the function returned.",
         )
     sharding = sharding_text(x.sharding)
-    if not isinstance(x.dtype, np.dtype) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    extended = not isinstance(x.dtype, np.dtype)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if extended and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = jax.random.key_data(x)
         impl = str(jax.random.key_impl(x))
         name = data.dtype.name

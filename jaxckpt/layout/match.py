@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxckpt._types import ARRAY_KINDS, LeafSpec
@@ -135,7 +136,7 @@ def _match_leaf(spec: LeafSpec, own: Any, cast: bool) -> Wanted | str:
         return _match_value(spec, own, cast)
     if not hasattr(own, "shape") or not hasattr(own, "dtype"):
         return f"the target has the type {type(own).__name__}; expected an array or a value"
-    if jax.dtypes.issubdtype(own.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(own.dtype, jax.dtypes.prng_key):
         return _match_key(spec, own)
     return _match_array(spec, own, cast)
 

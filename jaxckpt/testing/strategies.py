@@ -137,7 +137,7 @@ def assert_same(saved: Any, restored: Any) -> None:
 
 def bits_of(x: Any) -> tuple[Any, ...]:
     """Everything that makes a leaf what it is, comparable."""
-    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return ("key", str(jax.random.key_impl(x)), x.shape, *bits_of(jax.random.key_data(x)))
     if isinstance(x, jax.Array | np.ndarray | np.generic):
         array = np.asarray(x)
