@@ -77,7 +77,8 @@ def _speed(
     if ours is None or case is None:
         return None
     times = summaries[state, operation, case].median / ours.median
-    what = f"{state}: speed of {operation} against {label}"
+    named = f"{label} ({case})" if len(cases) > 1 else label
+    what = f"{state}: speed of {operation} against {named}"
     return Bar(what, f"at least {wanted:g}x", f"{times:.2f}x", times >= wanted)
 
 

@@ -15,6 +15,7 @@ from benchmarks.disk import sync
 
 _BLOCK_BYTES = 16 << 20
 _RING_BYTES = 8 * _BLOCK_BYTES
+_PLAINLY = "O_DIRECT, blocks of 16 MiB in order, one thread, fsync"
 LIMIT, LIMIT_FRESH, LIMIT_HUGE = "limit", "limit-fresh", "limit-fresh-huge"
 LIMITS = (LIMIT, LIMIT_FRESH, LIMIT_HUGE)
 
@@ -36,12 +37,16 @@ def limits(nbytes: int) -> list[Case]:
             raise AssertionError("the limit read something else than it wrote")
 
     def case(
-        name: str, label: str, memory: Callable[[], NDArray[np.uint8]], *operations: str
+        name: str,
+        label: str,
+        memory_kind: str,
+        memory: Callable[[], NDArray[np.uint8]],
+        *operations: str,
     ) -> Case:
         return Case(
             name=name,
             label=label,
-            settings="O_DIRECT, blocks of 16 MiB in order, one thread",
+            settings=f"{_PLAINLY}, {memory_kind}",
             save=lambda path: _write(path, nbytes, source),
             restore=lambda path: _read(path, nbytes, memory()),
             verify=verify,
@@ -49,9 +54,21 @@ def limits(nbytes: int) -> list[Case]:
         )
 
     return [
-        case(LIMIT, "disk limit", lambda: touched, SAVE, RESTORE),
-        case(LIMIT_FRESH, "limit, fresh memory", lambda: _memory(nbytes, huge=False), RESTORE),
-        case(LIMIT_HUGE, "limit, fresh huge pages", lambda: _memory(nbytes, huge=True), RESTORE),
+        case(LIMIT, "disk limit", "touched memory", lambda: touched, SAVE, RESTORE),
+        case(
+            LIMIT_FRESH,
+            "limit, fresh memory",
+            "memory mapped for each read",
+            lambda: _memory(nbytes, huge=False),
+            RESTORE,
+        ),
+        case(
+            LIMIT_HUGE,
+            "limit, fresh huge pages",
+            "memory mapped for each read with MADV_HUGEPAGE",
+            lambda: _memory(nbytes, huge=True),
+            RESTORE,
+        ),
     ]
 
 

@@ -74,6 +74,7 @@ def _about(machine: Machine) -> str:
         f"devices: {machine.device}",
         f"machine: {hardware}, {machine.kernel}",
         f"disk: {machine.disk}",
+        f"load before the run: {machine.load[0]:.1f} of {machine.cores} cores",
         f"versions: Python {machine.python}, {versions}",
         _METHOD,
     )

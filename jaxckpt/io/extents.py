@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +97,12 @@ class ExtentWriter:
         return self._pending
 
     def abandon(self) -> None:
-        """Gives back the blocks of windows that will never be full."""
+        """Waits for the writes under way, and gives back the blocks that will never be full.
+
+        No copy may be running any more. A file must not be closed before this returns: a late
+        write would go to whatever the system gave the same handle to.
+        """
+        wait(self._pending)
         with self._lock:
             windows, self._windows = list(self._windows.values()), {}
         for window in windows:
