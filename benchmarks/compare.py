@@ -55,8 +55,9 @@ def main() -> None:
         results = _measure(args.bytes, args.repeats, chosen, folder, console)
     print_tables(results, console)
     write_json(results, os.path.join(args.out, "compare.json"))
-    write_markdown(results, os.path.join(args.out, "compare.md"), "compare.png")
-    draw(results, os.path.join(args.out, "compare.png"))
+    drawn = draw(results, os.path.join(args.out, "compare.png"))
+    picture = "compare.png" if drawn else None
+    write_markdown(results, os.path.join(args.out, "compare.md"), picture)
 
 
 def _arguments() -> argparse.Namespace:

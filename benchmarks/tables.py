@@ -54,9 +54,11 @@ def print_tables(results: Results, console: Console) -> None:
         console.print(f"Note: {note}.", highlight=False)
 
 
-def write_markdown(results: Results, path: str, picture: str) -> None:
+def write_markdown(results: Results, path: str, picture: str | None) -> None:
     """The same, with what is needed to repeat it."""
-    parts = ["# Benchmarks", _about(results.machine), f"![Speeds of this run]({picture})"]
+    parts = ["# Benchmarks", _about(results.machine)]
+    if picture:
+        parts.append(f"![Speeds of this run]({picture})")
     parts += [_markdown(table) for table in tables(results)]
     settings = [f"- {case.label}: `{case.settings}`" for case in results.cases.values()]
     parts += ["## Settings", "\n".join(settings)]

@@ -116,7 +116,9 @@ def train_step(state, images, labels):
 # ## A training loop
 #
 # Two calls are jaxckpt's: `restore_or` at the beginning and `save` in the loop. The batch depends
-# on the step alone, so a resumed run sees the data that it would have seen.
+# on the step alone, so a resumed run sees the data that it would have seen. Waiting for each step is
+# for jax's virtual CPU devices: on few cores they can lock up when many steps with collectives are
+# in flight.
 
 
 # %%
@@ -132,6 +134,7 @@ def train(directory, steps=60, interrupt_at=None):
         for step in range(first, steps):
             pick = np.random.default_rng(step).integers(0, len(images), 64)
             state, loss = train_step(state, images[pick], labels[pick])
+            jax.block_until_ready(loss)
             ckpt.save(step + 1, state)
             if step + 1 == interrupt_at:
                 raise PowerCutError

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,7 +43,8 @@ from jaxckpt.layout.save_plan import ArrayLeaf, PlannedChunk, SavePlan, plan_sav
 
 INLINE_BYTES = 4096
 """Values up to this size lie in the B+tree itself, so that all small leaves are one read."""
-_COPY_HERE_BYTES = 128 << 10  # below this a copy costs less than handing it to a thread
+_TOGETHER_BYTES = 256 << 10  # below this a copy costs less than handing it to a thread
+_Copy = Callable[[], None]
 _EMPTY_KEY = b".jaxckpt"
 
 
@@ -227,16 +229,11 @@ class StagedItem:
         needed any more.
         """
         self._job = job
-        process = self._world.coordinator.process_index
         tasks: list[Future[None]] = []
         try:
-            seen: Counter[int] = Counter()
-            for chunk in self._state.plan.chunks:
-                number, seen[chunk.leaf] = seen[chunk.leaf], seen[chunk.leaf] + 1
-                if chunk.process == process:
-                    self.nbytes += chunk.nbytes
-                    self._copy_chunk(chunk, number, job, tasks)
-            if process == 0:
+            for copies in self._in_order():
+                tasks.append(job.copy(lambda copies=copies: _run_all(copies)))
+            if self._world.coordinator.process_index == 0:
                 self._add_metadata()
         except BaseException as error:  # noqa: BLE001  (raised by join, once no copy is running)
             job.fail(error)
@@ -248,10 +245,36 @@ class StagedItem:
             self._files.abandon()
             raise
 
-    def _copy_chunk(
-        self, chunk: PlannedChunk, number: int, job: Job, tasks: list[Future[None]]
-    ) -> None:
-        """Copies one chunk here or on a thread; ``number`` is its place in the leaf's grid."""
+    def _in_order(self) -> Iterator[list[_Copy]]:
+        """The copies of this process's chunks, small ones together, in the order of their places.
+
+        Threads begin them in that order, which bounds the windows that are begun and not full
+        (see `io/extents.py`).
+        """
+        seen: Counter[int] = Counter()
+        together: list[_Copy] = []
+        held = 0
+        for chunk in self._state.plan.chunks:
+            number, seen[chunk.leaf] = seen[chunk.leaf], seen[chunk.leaf] + 1
+            if chunk.process != self._world.coordinator.process_index:
+                continue
+            self.nbytes += chunk.nbytes
+            copy = self._plan_copy(chunk, number)
+            if copy is not None:
+                together.append(copy)
+                held += chunk.nbytes
+            if held >= _TOGETHER_BYTES:
+                yield together
+                together, held = [], 0
+        if together:
+            yield together
+
+    def _plan_copy(self, chunk: PlannedChunk, number: int) -> _Copy | None:
+        """Gives a chunk its place; returns its copy, or None for a value of the index.
+
+        Args:
+            number: the chunk's place in its leaf's grid.
+        """
         leaf = self._state.leaves[chunk.leaf]
         key = chunk_key(leaf.spec.name, chunk.position)
         source, device = leaf.described.source, chunk.device
@@ -260,30 +283,25 @@ class StagedItem:
         if self._options.compression:
 
             def compress() -> None:
-                place, crcs[number] = self._files.put_compressed(
-                    host_region(source, device)[inside]
-                )
+                value = host_region(source, device)[inside]
+                place, crcs[number] = self._files.put_compressed(value)
                 self._entries.append((key, _ref(place)))
 
-            tasks.append(job.copy(compress))
-            return
+            return compress
         if chunk.nbytes <= INLINE_BYTES:
             data = host_region(source, device)[inside].tobytes()
             if self._options.checksum:
                 crcs[number] = crc32c.crc32c(data)
                 data += crcs[number].tobytes()
             self._entries.append((key, data))
-            return
+            return None
         place = self._files.place(chunk.nbytes)
         self._entries.append((key, _ref(place)))
 
         def copy() -> None:
             crcs[number] = self._files.put(place, host_region(source, device)[inside])
 
-        if chunk.nbytes < _COPY_HERE_BYTES:
-            copy()
-        else:
-            tasks.append(job.copy(copy))
+        return copy
 
     def _add_metadata(self) -> None:
         cache: dict[tuple[Any, ...], bytes] = {}
@@ -338,6 +356,11 @@ def stage(
     staged = StagedItem(world, options, state, item_dir, files)
     staged.copy_out(job)
     return staged
+
+
+def _run_all(copies: list[_Copy]) -> None:
+    for copy in copies:
+        copy()
 
 
 def _temporary_bytes(state: StatePlan, options: Options) -> int:

@@ -20,7 +20,7 @@ from jaxckpt.places import checked_path, find_item
 from jaxckpt.restoring import Leniency, open_any, restore_tree
 from jaxckpt.saving import StatePlan, plan_state, stage
 
-_WINDOW_BYTES = 128 * MIB
+_WINDOW_BYTES = 256 * MIB
 """A save that waits for its end anyway needs no more than this to keep the disk busy."""
 
 _shared_pool_lock = threading.Lock()

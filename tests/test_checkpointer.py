@@ -209,6 +209,19 @@ def test_memory_stays_within_the_budget_and_flat(tmp_path: Path) -> None:
         assert_same(big["w"], ckpt.restore(step=7)["w"])
 
 
+def test_a_small_budget_never_makes_copies_wait_for_one_another(tmp_path: Path) -> None:
+    """Large and small chunks in turns, far more of them than the budget has blocks."""
+    options = jaxckpt.Options(memory_budget_bytes=16 << 20, chunk_bytes=2 << 20)
+    rng = np.random.default_rng(0)
+    many = {f"{k:03}": rng.random(250_000 if k % 2 else 6_000) for k in range(120)}
+    many["turned"] = rng.random((1500, 1500)).T
+    with Checkpointer(tmp_path / "run", options=options) as ckpt:
+        ckpt.save(1, many)
+        ckpt.wait()
+        assert ckpt._pool.peak_bytes <= 16 << 20
+        assert_same(many, ckpt.restore(many))
+
+
 def test_all_memory_comes_back_after_errors(tmp_path: Path) -> None:
     from jaxckpt.testing.faulty_store import FaultyStore, KilledError
 

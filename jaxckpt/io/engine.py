@@ -9,7 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from jaxckpt.io.extents import AbandonedError
 
-_MOST_COPY_THREADS = 8
+_FEWEST_COPY_THREADS = 4  # some of them wait for the disk while others copy
+_MOST_COPY_THREADS = 8  # io/pool.py counts on it
 
 
 class Engine:
@@ -23,7 +24,7 @@ class Engine:
     """
 
     def __init__(self, write_threads: int) -> None:
-        copy_threads = max(3, min(_MOST_COPY_THREADS, os.cpu_count() or 1))
+        copy_threads = max(_FEWEST_COPY_THREADS, min(_MOST_COPY_THREADS, os.cpu_count() or 1))
         self._copy = ThreadPoolExecutor(copy_threads, "jaxckpt-copy")
         self._write = ThreadPoolExecutor(write_threads, "jaxckpt-write")
 

@@ -16,14 +16,14 @@ from jaxckpt.io.local import aligned_memory
 from jaxckpt.io.store import BLOCK_BYTES
 
 _MAX_BLOCK_BYTES = 16 << 20
-_MIN_BLOCK_BYTES = 1 << 20
-_BLOCKS_WANTED = 16
-_MIN_BLOCKS = 8  # see io/extents.py: what the copy threads may hold unfinished, and one more
+_MIN_BLOCK_BYTES = 256 << 10
+_BLOCKS_WANTED = 64
+_MIN_BLOCKS = 18  # see io/extents.py: what 8 copy threads may hold unfinished, and one more
 
 
 def block_bytes_for(budget_bytes: int) -> int:
-    """Blocks of 16 MiB reach the disk's rate; a small budget is cut finer so that copies and
-    writes still overlap.
+    """Large blocks reach the disk's rate; a small budget is cut finer so that copies and writes
+    still overlap.
     """
     block = min(_MAX_BLOCK_BYTES, budget_bytes // _BLOCKS_WANTED)
     return max(_MIN_BLOCK_BYTES, block // BLOCK_BYTES * BLOCK_BYTES)
