@@ -116,9 +116,9 @@ def train_step(state, images, labels):
 # ## A training loop
 #
 # Two calls are jaxckpt's: `restore_or` at the beginning and `save` in the loop. The batch depends
-# on the step alone, so a resumed run sees the data that it would have seen. Waiting for each step is
-# for jax's virtual CPU devices: on few cores they can lock up when many steps with collectives are
-# in flight.
+# on the step alone, so a resumed run sees the data that it would have seen. Each step is waited for
+# because of jax's virtual CPU devices: on few cores they can lock up when many steps with
+# collectives are in flight.
 
 
 # %%

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import crc32c
 import numpy as np
 
+from jaxckpt._calm import calm
 from jaxckpt._types import Span
 from jaxckpt.errors import DamagedCheckpointError, FormatVersionError, NotACheckpointError
 from jaxckpt.format.datafiles import check_data_path
@@ -65,6 +66,7 @@ def check_files(store: Store, path: str, sidecar: Sidecar) -> None:
             )
 
 
+@calm
 def open_item(store: Store, path: str) -> OpenedItem:
     """Reads and checks the sidecar, the root manifest and the whole index.
 

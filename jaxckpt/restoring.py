@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxckpt._calm import calm
 from jaxckpt._options import Options
 from jaxckpt._types import Box, LeafSpec
 from jaxckpt.device.memory import nbytes_of, regions
@@ -51,6 +52,7 @@ def open_any(world: World, path: str) -> OpenedItem | ForeignItem:
     return open_foreign(world.store, path)
 
 
+@calm
 def restore_tree(
     world: World,
     options: Options,

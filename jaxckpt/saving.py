@@ -6,6 +6,7 @@ Publishing it under its name is the commit's work (`commit.py`, or orbax's).
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import crc32c
 import numpy as np
 
+from jaxckpt._calm import calm
 from jaxckpt._options import Options
 from jaxckpt._types import ARRAY_KINDS, LeafSpec, Span
 from jaxckpt.device.host_view import host_region
@@ -66,6 +68,7 @@ class StatePlan:
     nbytes: int
 
 
+@calm
 def plan_state(state: Any, options: Options) -> StatePlan:
     """Names and classifies the leaves of a state and plans its chunks.
 
@@ -138,6 +141,7 @@ class StagedItem:
         if self._world.coordinator.process_index == 0:
             self._write_root(_merge_announcements(announced))
 
+    @calm
     def _write_database(self, sizes: dict[str, int]) -> dict[str, list[int | None]]:
         """The process's own index and manifest; returns size and crc of each of its files."""
         world, process = self._world, process_dir(self._world.coordinator.process_index)
@@ -158,6 +162,7 @@ class StagedItem:
         own[f"{process}/{MANIFEST_NAME}"] = [len(manifest), None]
         return own
 
+    @calm
     def _write_root(self, files: dict[str, FileRecord]) -> None:
         """The primary's part: root manifest, orbax's files and the sidecar."""
         store, specs = self._world.store, [leaf.spec for leaf in self._state.leaves]
@@ -224,6 +229,7 @@ class StagedItem:
 
     # -- staging ---------------------------------------------------------------------------------
 
+    @calm
     def copy_out(self, job: Job) -> None:
         """Copies every chunk of this process to its place; returns once nothing of the state is
         needed any more.
@@ -232,7 +238,7 @@ class StagedItem:
         tasks: list[Future[None]] = []
         try:
             for copies in self._in_order():
-                tasks.append(job.copy(lambda copies=copies: _run_all(copies)))
+                tasks.append(job.copy(functools.partial(_run_all, copies)))  # noqa: PERF401
             if self._world.coordinator.process_index == 0:
                 self._add_metadata()
         except BaseException as error:  # noqa: BLE001  (raised by join, once no copy is running)

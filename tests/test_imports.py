@@ -12,7 +12,7 @@ import jaxckpt
 ROOT = Path(jaxckpt.__file__).parent
 # The layers of docs/architecture.md. A module imports from lower layers, or from its own folder.
 LAYERS = [
-    {"errors", "_types", "_version"},
+    {"errors", "_types", "_version", "_calm"},
     {"_options"},
     {"format", "policy"},
     {"layout"},

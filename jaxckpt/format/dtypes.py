@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import ml_dtypes
 import numpy as np
 
@@ -22,6 +24,12 @@ DTYPES: dict[str, np.dtype] = {name: np.dtype(name) for name in _NUMPY + _NUMPY_
 # reader. float8_e4m3 keeps its own name, which makes other readers refuse instead of
 # returning its bit patterns as numbers.
 _ZARR_NAMES = {"uint2": "uint8", "uint4": "uint8"}
+
+
+@functools.lru_cache(maxsize=256)
+def dtype_name(dtype: np.dtype) -> str:
+    """The dtype's name; numpy makes it anew each time, which costs more than all the rest."""
+    return dtype.name
 
 
 def zarr_name(dtype: str) -> str:

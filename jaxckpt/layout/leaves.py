@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxckpt._types import LeafKind
 from jaxckpt.errors import UnsupportedLeafError
-from jaxckpt.format.dtypes import DTYPES
+from jaxckpt.format.dtypes import DTYPES, dtype_name
 from jaxckpt.format.values import value_dtype, value_text
 from jaxckpt.layout.flatten import EmptyNode, Path, path_text
 from jaxckpt.layout.partition import Partition, host_partition
@@ -103,7 +103,7 @@ def _describe_jax(path: Path, x: jax.Array) -> Described:
         return Described("prng", x.shape, data, name, part, impl, "", sharding)
     _check_dtype(path, x.dtype)
     part = partition_of(x.sharding, x.shape)
-    return Described("jax", x.shape, x, x.dtype.name, part, "", "", sharding)
+    return Described("jax", x.shape, x, dtype_name(x.dtype), part, "", "", sharding)
 
 
 def _describe_numpy(path: Path, x: np.ndarray | np.generic) -> Described:
@@ -120,7 +120,7 @@ def _describe_numpy(path: Path, x: np.ndarray | np.generic) -> Described:
 
 
 def _check_dtype(path: Path, dtype: np.dtype) -> None:
-    known = DTYPES.get(dtype.name)
+    known = DTYPES.get(dtype_name(dtype))
     if known is None or known.newbyteorder("=") != dtype.newbyteorder("="):
         raise UnsupportedLeafError(
             path_text(path),

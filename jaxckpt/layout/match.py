@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxckpt._types import ARRAY_KINDS, LeafSpec
 from jaxckpt.errors import TreeMismatchError
-from jaxckpt.format.dtypes import DTYPES
+from jaxckpt.format.dtypes import DTYPES, dtype_name
 from jaxckpt.format.values import text_value
 from jaxckpt.layout.flatten import EmptyNode, Path, path_text
 
@@ -25,6 +25,7 @@ _PYTHON_TYPES: dict[type, str] = {
     complex: "complex",
     str: "str",
 }
+_WIDE_BYTES = 8  # what jax narrows without jax_enable_x64
 _NUMBER_KINDS = frozenset({"bool", "int", "float", "complex"})
 
 
@@ -179,7 +180,7 @@ def _match_key(spec: LeafSpec, own: Any) -> Wanted | str:
 
 
 def _match_array(spec: LeafSpec, own: Any, cast: bool) -> Wanted | str:
-    name = np.dtype(own.dtype).name
+    name = dtype_name(np.dtype(own.dtype))
     array_like = spec.kind in ARRAY_KINDS and spec.kind != "prng"
     weak = getattr(own, "weak_type", False) and spec.kind == _category(name) == "float"
     exact = not array_like and own.shape == () and (weak or _holds(name, spec))
@@ -191,7 +192,9 @@ def _match_array(spec: LeafSpec, own: Any, cast: bool) -> Wanted | str:
         return f"stored dtype is {spec.dtype}, the target has {name}"
     kind: ResultKind = "jax"
     if not isinstance(own, np.ndarray | np.generic):
-        narrowed = jax.dtypes.canonicalize_dtype(own.dtype).name
+        narrowed = name
+        if np.dtype(own.dtype).itemsize >= _WIDE_BYTES:
+            narrowed = jax.dtypes.canonicalize_dtype(own.dtype).name
         if narrowed != name:
             return f"the target's dtype {name} would become {narrowed}: set jax_enable_x64"
     if isinstance(own, np.ndarray):
