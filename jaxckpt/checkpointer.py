@@ -199,8 +199,9 @@ class Checkpointer:
         except BaseException:
             discard(self._world, temporary)
             raise
-        for old in policy.steps_to_remove(self.steps(), self._keep_last, step):
-            retire(self._world, self.step_path(old))
+        if self._keep_last is not None:
+            for old in policy.steps_to_remove(self.steps(), self._keep_last, step):
+                retire(self._world, self.step_path(old))
 
     def wait(self) -> None:
         """Blocks until the save under way, if any, is durable: it survives loss of power.
@@ -208,9 +209,14 @@ class Checkpointer:
         Raises:
             JaxckptError: what went wrong with it; older steps are untouched.
         """
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
+        under_way = self._under_way
+        if under_way is None:
+            return
+        try:
             under_way.result()
+        finally:
+            if under_way.done():  # an interrupted wait leaves the error for the next one
+                self._under_way = None
 
     # -- restoring ---------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from jaxckpt.io.pool import HostPool
 from jaxckpt.io.world import local_world
 from jaxckpt.places import checked_path, find_item
 from jaxckpt.restoring import Leniency, open_any, restore_tree
-from jaxckpt.saving import plan_state, stage
+from jaxckpt.saving import StagedItem, StatePlan, plan_state, stage
 from jaxckpt.single import refuse_if_full
 
 CommitFuture: Any = ocp.future.CommitFutureAwaitingContractedSignals  # pyright: ignore[reportAttributeAccessIssue]
@@ -61,8 +61,7 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         path = checked_path(directory)
         plan = plan_state(args.item, self._options)
         await self._wait_for_directory(path)
-        refuse_if_full(self._world, path, plan)
-        staged = stage(self._world, self._options, self._engine, self._pool, plan, path)
+        staged = self._stage(path, plan)
 
         async def finish() -> None:
             await asyncio.to_thread(staged.write)
@@ -84,12 +83,12 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
 
     def save(self, directory: epath.Path, args: ShardedSave) -> None:
         """Saves and waits until the item is durable."""
+        plan = plan_state(args.item, self._options)
+        self._stage(checked_path(directory), plan).write()
 
-        async def both() -> None:
-            for future in await self.async_save(directory, args) or []:
-                await asyncio.to_thread(future.result)
-
-        asyncio.run(both())
+    def _stage(self, path: str, plan: StatePlan) -> StagedItem:
+        refuse_if_full(self._world, path, plan)
+        return stage(self._world, self._options, self._engine, self._pool, plan, path)
 
     def restore(self, directory: epath.Path, args: ShardedRestore | None = None) -> Any:
         """Restores the item; see `jaxckpt.restore`."""

@@ -10,7 +10,7 @@ def is_due(step: int, save_every: int) -> bool:
     return step % save_every == 0
 
 
-def steps_to_remove(steps: Sequence[int], keep_last: int | None, just_saved: int) -> list[int]:
+def steps_to_remove(steps: Sequence[int], keep_last: int, just_saved: int) -> list[int]:
     """The steps that may go once ``just_saved`` is durable, oldest first.
 
     The newest ``keep_last`` stay, and ``just_saved`` always: a loop that went back to an older
@@ -18,10 +18,8 @@ def steps_to_remove(steps: Sequence[int], keep_last: int | None, just_saved: int
 
     Args:
         steps: the whole steps that are listed; a damaged or unfinished one never counts as kept.
-        keep_last: how many to keep; None keeps all.
+        keep_last: how many to keep.
     """
-    if keep_last is None:
-        return []
     ordered = sorted(set(steps) | {just_saved})
     kept = set(ordered[-keep_last:]) | {just_saved}
     return [s for s in ordered if s not in kept]

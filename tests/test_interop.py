@@ -160,3 +160,45 @@ def test_our_handler_beside_other_items(tmp_path: Path) -> None:
             ),
         )
     assert plain("restore", tmp_path / "run", "manager-composite") == expected()
+
+
+def test_our_handler_in_a_plain_checkpointer(tmp_path: Path) -> None:
+    state = full_state()
+    for make in (ocp.Checkpointer, ocp.AsyncCheckpointer):
+        path = tmp_path / make.__name__
+        with make(jaxckpt.ShardedCheckpointHandler()) as checkpointer:
+            checkpointer.save(path, args=jaxckpt.ShardedSave(state))
+        with make(jaxckpt.ShardedCheckpointHandler()) as checkpointer:
+            assert_same(state, checkpointer.restore(path, args=jaxckpt.ShardedRestore(state)))
+        assert plain("restore", path, "standard") == expected()
+
+
+def test_errors_come_through_the_handler(tmp_path: Path) -> None:
+    handler = jaxckpt.ShardedCheckpointHandler()
+    with ocp.CheckpointManager(tmp_path / "run", item_handlers=handler) as manager:
+        manager.save(1, args=jaxckpt.ShardedSave({"a": np.arange(3)}))
+        manager.wait_until_finished()
+        with pytest.raises(jaxckpt.TreeMismatchError):
+            manager.restore(1, args=jaxckpt.ShardedRestore({"a": np.arange(4)}))
+        found = manager.restore(1, args=jaxckpt.ShardedRestore({"a": np.zeros(3)}, cast=True))
+        assert found["a"].dtype == np.float64
+        with pytest.raises(jaxckpt.UnsupportedLeafError):
+            manager.save(2, args=jaxckpt.ShardedSave({"a": object()}))
+        assert manager.all_steps() == [1]
+    with pytest.raises(jaxckpt.InvalidOptionsError):
+        jaxckpt.ShardedSave(ocp.args.StandardSave({}))
+
+
+def test_many_saves_in_a_manager_keep_their_own_values(tmp_path: Path) -> None:
+    handler = jaxckpt.ShardedCheckpointHandler()
+    options = ocp.CheckpointManagerOptions(max_to_keep=3)
+    with ocp.CheckpointManager(tmp_path / "run", item_handlers=handler, options=options) as manager:
+        for step in range(8):
+            x = np.full(400_000, step)
+            manager.save(step, args=jaxckpt.ShardedSave({"x": x}))
+            x[:] = -1
+        manager.wait_until_finished()
+        assert manager.all_steps() == [5, 6, 7]
+        for step in (5, 6, 7):
+            found = manager.restore(step, args=jaxckpt.ShardedRestore())
+            assert (found["x"] == step).all()
