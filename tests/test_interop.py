@@ -202,3 +202,23 @@ def test_many_saves_in_a_manager_keep_their_own_values(tmp_path: Path) -> None:
         for step in (5, 6, 7):
             found = manager.restore(step, args=jaxckpt.ShardedRestore())
             assert (found["x"] == step).all()
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        np.arange(3.0),
+        {"": np.ones(2)},
+        {"a/b": np.ones(2)},
+        {"a": {"": np.ones(1)}},
+        {"ü \n": np.ones(1)},
+    ],
+    ids=["bare", "empty name", "slash", "empty name below", "unicode"],
+)
+def test_odd_names(tmp_path: Path, tree: Any) -> None:
+    jaxckpt.save(tmp_path / "c", tree)
+    found = plain("restore", tmp_path / "c", "odd")
+    assert list(found.values()) == [plain_orbax.bits(x) for x in jax.tree.leaves(tree)]
+    ocp.PyTreeCheckpointer().save(tmp_path / "o", tree)
+    assert_same(tree, jaxckpt.restore(tmp_path / "o", tree))
+    assert_same(tree, jaxckpt.restore(tmp_path / "c"))

@@ -47,9 +47,14 @@ def array_metadata(
 
 def metadata_key(name: str) -> bytes:
     """The database key of an array's metadata."""
-    return f"{name}/zarr.json".encode()
+    return _key(name, "zarr.json")
 
 
 def chunk_key(name: str, position: tuple[int, ...]) -> bytes:
     """The database key of the chunk at a position of the chunk grid."""
-    return "/".join((name, "c", *map(str, position))).encode()
+    return _key(name, "/".join(("c", *map(str, position))))
+
+
+def _key(name: str, rest: str) -> bytes:
+    # A tree that is one bare array has the name "", and orbax puts no slash in front then.
+    return (f"{name}/{rest}" if name else rest).encode()
