@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from jaxckpt._types import Box, LeafKind, LeafSpec, PathEntry, Span
+from jaxckpt._types import Box, LeafKind, LeafSpec, PathEntry
 from jaxckpt.errors import DamagedCheckpointError, NotACheckpointError
 from jaxckpt.format import orbaxmeta, strictjson
 from jaxckpt.format.dtypes import DTYPES
@@ -25,6 +25,7 @@ from jaxckpt.format.limits import MAX_ARRAY_BYTES, MAX_JSON_BYTES, MAX_NODE_BYTE
 from jaxckpt.format.manifest import MANIFEST_NAME, decode_manifest
 from jaxckpt.format.tree import NodeKind, TreeNode
 from jaxckpt.format.values import value_text
+from jaxckpt.io.spans import read_span
 from jaxckpt.io.store import Store, join, read_file
 
 _EMPTY_KINDS = {"Dict": "dict", "List": "list", "Tuple": "tuple", "NamedTuple": "node"}
@@ -165,18 +166,7 @@ def _check_ocdbt(store: Store, path: str) -> int:
     name = join(path, MANIFEST_NAME)
     root = decode_manifest(read_file(store, name, MAX_NODE_BYTES, path), name)
 
-    def fetch(span: Span) -> bytes:
-        reader = store.open(join(path, span.file), direct=False, beneath=path)
-        try:
-            if span.end > reader.size:
-                raise FormatError(f"{span} ends behind its file, which has {reader.size} bytes")
-            data = bytearray(span.length)
-            reader.read_into(span.offset, [data])
-            return bytes(data)
-        finally:
-            reader.close()
-
-    index = read_tree(root, fetch)
+    index = read_tree(root, lambda span: read_span(store, path, span))
     for file in index.files:
         store.open(join(path, file), direct=False, beneath=path).close()
     return int(index.lengths.sum())

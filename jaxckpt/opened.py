@@ -8,14 +8,13 @@ import crc32c
 import numpy as np
 
 from jaxckpt._calm import calm
-from jaxckpt._types import Span
 from jaxckpt.errors import DamagedCheckpointError, FormatVersionError, NotACheckpointError
-from jaxckpt.format.datafiles import check_data_path
 from jaxckpt.format.frame import FormatError
 from jaxckpt.format.index import Index, read_tree
 from jaxckpt.format.limits import MAX_NODE_BYTES, MAX_SIDECAR_BYTES
 from jaxckpt.format.manifest import MANIFEST_NAME, decode_manifest
 from jaxckpt.format.sidecar import SIDECAR_NAME, Sidecar, decode_sidecar
+from jaxckpt.io.spans import read_span
 from jaxckpt.io.store import Store, join, read_file
 
 
@@ -82,7 +81,7 @@ def open_item(store: Store, path: str) -> OpenedItem:
         record = sidecar.files.get(MANIFEST_NAME)
         if record is None or record.crc != crc32c.crc32c(data):
             raise FormatError(f"{name} is not the one that the sidecar names")
-        index = read_tree(decode_manifest(data, name), lambda span: _fetch(store, path, span))
+        index = read_tree(decode_manifest(data, name), lambda span: read_span(store, path, span))
         _check_spans(index, sidecar)
     except FormatError as error:
         raise damaged(name, error) from error
@@ -93,19 +92,6 @@ def damaged(path: str, error: Exception) -> DamagedCheckpointError:
     """The error of a file whose bytes break the format."""
     text = str(error).removeprefix(path).strip(" :")
     return DamagedCheckpointError(path, text)
-
-
-def _fetch(store: Store, path: str, span: Span) -> bytes:
-    reader = store.open(join(path, check_data_path(span.file, path)), direct=False, beneath=path)
-    try:
-        if span.end > reader.size:
-            raise FormatError(f"{span} ends behind its file, which has {reader.size} bytes")
-        data = bytearray(span.length)
-        if reader.read_into(span.offset, [data]) != span.length:
-            raise FormatError(f"{span} could not be read whole")
-        return bytes(data)
-    finally:
-        reader.close()
 
 
 def _check_spans(index: Index, sidecar: Sidecar) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxckpt._calm import calm
 from jaxckpt._options import Options
-from jaxckpt._types import ARRAY_KINDS, LeafSpec, Span
+from jaxckpt._types import ARRAY_KINDS, LeafSpec
 from jaxckpt.device.host_view import host_region
 from jaxckpt.errors import DamagedCheckpointError
 from jaxckpt.format import orbaxmeta
@@ -35,6 +35,7 @@ from jaxckpt.format.zarr import array_metadata, chunk_key, metadata_key
 from jaxckpt.io.datafiles import DataFiles
 from jaxckpt.io.engine import Engine, Job
 from jaxckpt.io.pool import HostPool
+from jaxckpt.io.spans import read_span
 from jaxckpt.io.store import join, read_file, write_file
 from jaxckpt.io.world import World
 from jaxckpt.layout.flatten import flatten
@@ -204,20 +205,11 @@ class StagedItem:
         the directory as base path and no node is written twice.
         """
         world, home = self._world, process_dir(0)
-        path = join(self._dir, home, MANIFEST_NAME)
-
-        def fetch(span: Span) -> bytes:
-            reader = world.store.open(join(self._dir, home, span.file), direct=False)
-            try:
-                data = bytearray(span.length)
-                reader.read_into(span.offset, [data])
-                return bytes(data)
-            finally:
-                reader.close()
-
+        own = join(self._dir, home)
+        path = join(own, MANIFEST_NAME)
         try:
             root = decode_manifest(read_file(world.store, path, 1 << 20), path)
-            index = read_tree(root, fetch)
+            index = read_tree(root, lambda span: read_span(world.store, own, span))
         except FormatError as error:
             raise DamagedCheckpointError(path, f"just written and read back: {error}") from error
         if len(index.keys) != len(self._entries) or root.location is None:
