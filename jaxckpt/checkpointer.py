@@ -31,7 +31,7 @@ from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import join, make_dirs, parent_of, read_file, write_file
 from jaxckpt.io.world import World, local_world
-from jaxckpt.places import checked_path, find_item, whole_steps
+from jaxckpt.places import checked_path, find_item, scan_steps
 from jaxckpt.restoring import Leniency, open_any, restore_tree
 from jaxckpt.saving import StagedItem, plan_state, stage
 from jaxckpt.single import refuse_if_full
@@ -104,7 +104,7 @@ class Checkpointer:
         """The whole steps, ascending. One being written or damaged in names or sizes is not
         among them.
         """
-        return whole_steps(self._world.store, self.directory)
+        return scan_steps(self._world.store, self.directory).whole
 
     def latest_step(self) -> int | None:
         """The newest whole step."""
@@ -261,19 +261,20 @@ class Checkpointer:
         """
         self._refuse_if_closed()
         self.wait()
+        scan = scan_steps(self._world.store, self.directory)
         damaged: DamagedCheckpointError | None = None
-        for step in reversed(self.steps()):
+        for step in sorted([*scan.whole, *scan.damaged], reverse=True):
             try:
-                restored = self._restore_step(step, state, Leniency())
+                if step in scan.damaged:
+                    raise DamagedCheckpointError(self.step_path(step), scan.damaged[step])
+                return self._restore_step(step, state, Leniency()), step
             except DamagedCheckpointError as error:
                 warnings.warn(
                     f"step {step} of {self.directory} is damaged and passed over: {error}",
                     DamagedStepWarning,
                     stacklevel=2,
                 )
-                damaged = error
-                continue
-            return restored, step
+                damaged = damaged or error
         if damaged is not None:
             raise damaged
         return state, 0
@@ -287,6 +288,8 @@ class Checkpointer:
         """
         self._refuse_if_closed()
         self.wait()
+        if not _is_item_name(name):
+            raise InvalidOptionsError("name", name, "the name of an item that was saved")
         step = self.latest_step() if step is None else step
         if step is None or not self._is_there(step):
             raise StepNotFoundError(self.directory, step, self.steps())
@@ -355,6 +358,11 @@ def _check_count(name: str, value: object) -> None:
         raise InvalidOptionsError(name, value, "a whole number from 1 on")
 
 
+def _is_item_name(name: object) -> bool:
+    plain = isinstance(name, str) and name.isidentifier()
+    return plain and name not in (SINGLE_ITEM, STATE_ITEM)
+
+
 def _state_name(items: Mapping[str, Any]) -> str:
     return STATE_ITEM if items else SINGLE_ITEM
 
@@ -362,13 +370,13 @@ def _state_name(items: Mapping[str, Any]) -> str:
 def _encode_items(items: Mapping[str, Any] | None) -> dict[str, bytes]:
     encoded: dict[str, bytes] = {}
     for name, value in (items or {}).items():
-        plain = isinstance(name, str) and name.isidentifier()  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not plain or name in (SINGLE_ITEM, STATE_ITEM):
+        if not _is_item_name(name):
             raise InvalidOptionsError(
                 "items", name, "names that are Python identifiers, not 'default' or 'state'"
             )
         try:
             encoded[name] = json.dumps(value, allow_nan=False).encode()
+            strictjson.parse(encoded[name], name)  # keys that JSON makes equal, {1: 0, "1": 0}
         except (TypeError, ValueError) as error:
             raise InvalidOptionsError(
                 f"items[{name!r}]", value, f"a value that JSON can hold ({error})"

@@ -16,12 +16,12 @@ import numpy as np
 import tensorstore as ts
 
 from jaxckpt._types import Box, LeafKind, LeafSpec, PathEntry
-from jaxckpt.errors import DamagedCheckpointError, NotACheckpointError
+from jaxckpt.errors import DamagedCheckpointError, NotACheckpointError, StorageError
 from jaxckpt.format import orbaxmeta, strictjson
 from jaxckpt.format.dtypes import DTYPES
 from jaxckpt.format.frame import FormatError
 from jaxckpt.format.index import read_tree
-from jaxckpt.format.limits import MAX_ARRAY_BYTES, MAX_JSON_BYTES, MAX_NODE_BYTES
+from jaxckpt.format.limits import MAX_ARRAY_BYTES, MAX_JSON_BYTES, MAX_NODE_BYTES, MAX_TREE_DEPTH
 from jaxckpt.format.manifest import MANIFEST_NAME, decode_manifest
 from jaxckpt.format.tree import NodeKind, TreeNode
 from jaxckpt.format.values import value_text
@@ -36,6 +36,7 @@ _PYTHON_DTYPES: dict[str, LeafKind] = {
     "bool": "bool",
 }
 _UNSUSPICIOUS_BYTES = 1 << 30
+_UNSUSPICIOUS_CHUNK_BYTES = 64 << 20
 _LARGEST_RATIO = 1 << 15  # zstd packs zeros about this well
 
 
@@ -91,7 +92,7 @@ def open_foreign(store: Store, path: str) -> ForeignItem:
         raise DamagedCheckpointError(str(error.filename or path), "the file is missing") from error
     except FormatError as error:
         raise DamagedCheckpointError(path, str(error)) from error
-    _refuse_bombs(path, item.leaves, stored)
+    _refuse_bombs(item, stored)
     return item
 
 
@@ -133,7 +134,10 @@ def _open_leaf(
         python = _PYTHON_DTYPES.get(dtype)
         if python is None:
             return replace(spec, kind="npscalar"), array
-        value = array.read().result().item()
+        try:
+            value = array.read().result().item()
+        except ValueError as error:
+            raise FormatError(f"leaf '{name}': {str(error)[:300]}") from error
         return replace(spec, kind=python, value=value_text(value)), array
     return replace(spec, kind="numpy" if kind == "np.ndarray" else "jax"), array
 
@@ -173,40 +177,52 @@ def _check_ocdbt(store: Store, path: str) -> int:
 
 
 def _check_files(store: Store, path: str, names: Sequence[str]) -> int:
-    """Looks at each array's own directory; returns how many bytes are stored."""
-    total = 0
+    """Looks at each array's own directory; returns how many bytes are stored.
+
+    No part of it may be a link: TensorStore would follow it.
+    """
     for name in names:
-        folder = join(path, name)
-        found = store.stat(folder)
-        if found is None:
-            continue
-        for entry in store.list_dir(folder) if found.is_dir else []:
-            child = store.stat(join(folder, entry))
-            if child is not None and not child.is_dir:
-                store.open(join(folder, entry), direct=False, beneath=path).close()
-                total += child.size
-            elif child is not None:
-                total += _tree_bytes(store, join(folder, entry))
-    return total
+        if any(part in (".", "..") for part in name.split("/")):
+            raise FormatError(f"the leaf name {name[:200]!r} is refused: it has a part '.' or '..'")
+    tops = {name.split("/")[0] for name in names}
+    return sum(_checked_bytes(store, path, join(path, top)) for top in tops)
 
 
-def _tree_bytes(store: Store, path: str, depth: int = 0) -> int:
+def _checked_bytes(store: Store, item: str, path: str, depth: int = 0) -> int:
     found = store.stat(path)
-    if found is None or not found.is_dir or depth > 32:
-        return found.size if found else 0
-    return sum(_tree_bytes(store, join(path, n), depth + 1) for n in store.list_dir(path))
+    if found is None:
+        return 0
+    if depth > MAX_TREE_DEPTH:
+        raise FormatError(f"{path} is nested too deeply")
+    if found.is_dir:
+        entries = store.list_dir(path)
+        return sum(_checked_bytes(store, item, join(path, e), depth + 1) for e in entries)
+    try:
+        store.open(path, direct=False, beneath=item).close()
+    except StorageError as error:
+        raise FormatError(f"{path} is a link or no regular file ({error})") from error
+    return found.size
 
 
-def _refuse_bombs(path: str, leaves: Sequence[LeafSpec], stored: int) -> None:
-    for leaf in leaves:
-        if not leaf.dtype:
+def _refuse_bombs(item: ForeignItem, stored: int) -> None:
+    """Before any element is read: neither arrays nor chunks claim what can not be there."""
+    for leaf, array in zip(item.leaves, item.arrays, strict=True):
+        if array is None:
             continue
-        claimed = math.prod(leaf.stored_shape) * DTYPES[leaf.dtype].itemsize
+        itemsize = DTYPES[leaf.dtype].itemsize
+        claimed = math.prod(leaf.stored_shape) * itemsize
         most = min(MAX_ARRAY_BYTES, max(_UNSUSPICIOUS_BYTES, stored * _LARGEST_RATIO))
         if claimed > most:
             raise DamagedCheckpointError(
-                path, f"it claims {claimed} bytes, {stored} are stored in all", leaf=leaf.name
+                item.path, f"it claims {claimed} bytes, {stored} are stored in all", leaf=leaf.name
             )
+        layout = array.chunk_layout
+        for shape in (layout.read_chunk.shape, layout.write_chunk.shape):
+            chunk = math.prod(shape or ()) * itemsize
+            if chunk > max(claimed, _UNSUSPICIOUS_CHUNK_BYTES):
+                raise DamagedCheckpointError(
+                    item.path, f"its chunks claim {chunk} bytes each", leaf=leaf.name
+                )
 
 
 def _key_impls(store: Store, path: str) -> dict[str, str]:

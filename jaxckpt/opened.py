@@ -49,7 +49,7 @@ def read_sidecar(store: Store, path: str) -> Sidecar:
 
 
 def check_files(store: Store, path: str, sidecar: Sidecar) -> None:
-    """Every file is there with its size; small ones with their checksum.
+    """Every file is there with its size. Bytes are checked when they are read.
 
     Raises:
         DamagedCheckpointError: names the first that is not.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from jaxckpt.errors import (
@@ -120,14 +121,34 @@ def _looks_whole(store: Store, item: str) -> bool:
     return bool(store.list_dir(item))
 
 
-def whole_steps(store: Store, run: str) -> list[int]:
-    """The steps of a run that are whole, ascending."""
+@dataclass(frozen=True, slots=True)
+class RunSteps:
+    """The steps of a run.
+
+    Attributes:
+        whole: ascending; what is listed.
+        damaged: directories that have a step's name and content and are not whole, with why.
+    """
+
+    whole: list[int]
+    damaged: dict[int, str]
+
+
+def scan_steps(store: Store, run: str) -> RunSteps:
+    """Looks at every directory with a step's name; an empty one is no step."""
     found = store.stat(run)
+    scan = RunSteps([], {})
     if found is None or not found.is_dir:
-        return []
-    steps: list[int] = []
-    for name in store.list_dir(run):
-        step = parse_step(name)
-        if step is not None and step_problem(store, join(run, name)) is None:
-            steps.append(step)
-    return sorted(steps)
+        return scan
+    for step in sorted(s for s in map(parse_step, store.list_dir(run)) if s is not None):
+        path = join(run, str(step))
+        problem = step_problem(store, path)
+        if problem is None:
+            scan.whole.append(step)
+            continue
+        try:
+            if store.list_dir(path):
+                scan.damaged[step] = problem
+        except (StorageError, FileNotFoundError):
+            continue  # a file, or removed by somebody meanwhile
+    return scan

@@ -96,9 +96,18 @@ def test_items_beside_the_state(tmp_path: Path) -> None:
         assert_same(state(1), ckpt.restore(state()))
         with pytest.raises(jaxckpt.NotACheckpointError, match="config, position, state"):
             ckpt.restore_item("other")
-        for bad in ({"x/y": 1}, {"state": 1}, {"default": 1}, {"x": {1, 2}}, {"x": float("nan")}):
+        for bad in (
+            {"x/y": 1},
+            {"state": 1},
+            {"default": 1},
+            {"x": {1, 2}},
+            {"x": float("nan")},
+            {"x": {1: 0, "1": 0}},
+        ):
             with pytest.raises(jaxckpt.InvalidOptionsError, match="items"):
                 ckpt.save(2, state(2), items=bad)
+        with pytest.raises(jaxckpt.InvalidOptionsError, match="name"):
+            ckpt.restore_item("../1/config")
         assert ckpt.steps() == [1]
 
 

@@ -176,6 +176,7 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a file outside": lambda d: d["files"].__setitem__("../../x", [1, None]),
     "an absolute file": lambda d: d["files"].__setitem__("/etc/passwd", [1, None]),
     "a leaf twice": lambda d: d["tree"][3].__setitem__(0, 1),
+    "a leaf named twice": lambda d: d["tree"][3].append(0) or d["tree"][2].append(["key", "zz"]),
     "a leaf missing": lambda d: d["leaves"].pop(),
     "no leaves": lambda d: d.pop("leaves"),
     "leaves no list": lambda d: d.__setitem__("leaves", 3),
@@ -256,6 +257,37 @@ def test_a_shape_bomb_in_orbax_files_is_refused(tmp_path: Path, zarr3: bool) -> 
         jaxckpt.restore(path)
 
 
+def test_a_chunk_bomb_in_orbax_files_is_refused(tmp_path: Path) -> None:
+    path = plain_checkpoint(tmp_path / "c", use_ocdbt=False, use_zarr3=True, use_compression=False)
+    file = path / "w/zarr.json"
+    doc = json.loads(file.read_text())
+    doc["chunk_grid"]["configuration"]["chunk_shape"] = [2**34]
+    doc["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    file.write_text(json.dumps(doc))
+    with pytest.raises(DamagedCheckpointError, match="chunks claim"):
+        jaxckpt.restore(path)
+
+
+@pytest.mark.parametrize("zarr3", [True, False])
+@pytest.mark.parametrize("depth", ["array", "chunk"])
+def test_links_in_orbax_files_are_not_followed(tmp_path: Path, zarr3: bool, depth: str) -> None:
+    path = plain_checkpoint(tmp_path / "c", use_ocdbt=False, use_zarr3=zarr3)
+    inside = path / "w" if depth == "array" else path / ("w/c/0" if zarr3 else "w/0")
+    outside = tmp_path / "outside"
+    inside.rename(outside)
+    inside.symlink_to(outside)
+    with pytest.raises(DamagedCheckpointError, match="link"):
+        jaxckpt.restore(path)
+
+
+def test_names_that_leave_the_directory_in_orbax_metadata_are_refused(tmp_path: Path) -> None:
+    path = plain_checkpoint(tmp_path / "c", use_ocdbt=False)
+    text = (path / "_METADATA").read_text().replace('"key": "w"', '"key": "../outside"')
+    (path / "_METADATA").write_text(text)
+    with pytest.raises(DamagedCheckpointError, match="is refused"):
+        jaxckpt.restore(path)
+
+
 def test_a_zstd_bomb_in_an_orbax_manifest_is_refused(tmp_path: Path) -> None:
     path = plain_checkpoint(tmp_path / "c")
     body = zstandard.ZstdCompressor(19).compress(bytes(1 << 28))
@@ -317,9 +349,14 @@ def test_a_step_that_is_not_whole_is_not_listed(
         file.write_bytes(file.read_bytes()[:-1])
         assert ckpt.steps() == [1]
         assert ckpt.latest_step() == 1
-        found, step = ckpt.restore_or(state)
+        with pytest.warns(jaxckpt.DamagedStepWarning, match="step 2 of .* is damaged"):
+            _, step = ckpt.restore_or(state)
         assert step == 1
-        del found
+        file = run / "1/default" / name
+        file.write_bytes(b"")
+        assert ckpt.steps() == []
+        with pytest.warns(jaxckpt.DamagedStepWarning), pytest.raises(DamagedCheckpointError):
+            ckpt.restore_or(state)  # never from 0 over a run whose steps are damaged
 
 
 def test_opening_runs_no_code_and_imports_nothing_by_name() -> None:

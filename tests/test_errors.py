@@ -40,6 +40,7 @@ BAD_LEAVES: list[tuple[str, Any, str, str]] = [
     ("one name twice", {"a": {"b": 1}, "a.b": 2}, "a.b", "same dotted name"),
     ("a lone surrogate", {"x": "\ud800"}, "x", "not valid Unicode"),
     ("a surrogate key", {"\ud800": 1}, "<root>", "not valid Unicode"),
+    ("too many axes", {"x": np.zeros((1,) * 40)}, "x", "it has 40 axes"),
     ("a huge int", {"x": 1 << 20_000}, "x", "too many digits"),
 ]
 
@@ -69,6 +70,15 @@ def test_a_donated_array_and_a_tracer_are_refused(tmp_path: Path) -> None:
         jaxckpt.save(tmp_path / "c", {"x": x})
     with pytest.raises(UnsupportedLeafError, match="outside of jit"):
         jax.jit(lambda y: jaxckpt.save(tmp_path / "c", {"y": y}))(jnp.ones(2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    tree: Any = 1
+    for _ in range(10):
+        tree = {"k" * 10_000: tree}
+    with pytest.raises(UnsupportedLeafError, match="Shorten the keys"):
+        jaxckpt.save(tmp_path / "c", tree)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -134,6 +144,9 @@ def test_casting_and_other_trees_only_when_asked_for(tmp_path: Path, mesh: Mesh)
     with pytest.raises(TreeMismatchError, match="not in the target"):
         jaxckpt.restore(tmp_path / "c", {"b": 0})
     assert jaxckpt.restore(tmp_path / "c", {"b": 0}, allow_extra=True) == {"b": 1}
+    abstract = {"b": 0, "z": jax.ShapeDtypeStruct((2,), np.float32)}
+    with pytest.raises(TreeMismatchError, match="no value to keep"):
+        jaxckpt.restore(tmp_path / "c", abstract, allow_extra=True, allow_missing=True)
 
 
 def test_a_target_that_jax_would_narrow_is_refused(tmp_path: Path) -> None:

@@ -119,8 +119,9 @@ def decode_sidecar(data: bytes, what: str) -> Sidecar:
 def _body_from_json(doc: Any, what: str) -> Sidecar:
     try:
         tree = from_json(doc["tree"], what)
-        paths = leaf_paths(tree)
-        if sorted(paths) != list(range(len(doc["leaves"]))):
+        numbered = leaf_paths(tree)
+        paths = dict(numbered)
+        if sorted(n for n, _ in numbered) != list(range(len(doc["leaves"]))):
             raise FormatError(f"{what}: the tree does not name each leaf once")
         shardings = doc["shardings"]
         leaves = tuple(

@@ -33,13 +33,13 @@ class TreeNode:
     children: tuple[TreeNode, ...] = ()
 
 
-def leaf_paths(root: TreeNode) -> dict[int, tuple[PathEntry, ...]]:
-    """The path of each leaf by its number."""
-    paths: dict[int, tuple[PathEntry, ...]] = {}
+def leaf_paths(root: TreeNode) -> list[tuple[int, tuple[PathEntry, ...]]]:
+    """Number and path of each leaf, in the order of the tree."""
+    paths: list[tuple[int, tuple[PathEntry, ...]]] = []
 
     def walk(node: TreeNode, path: tuple[PathEntry, ...]) -> None:
         if node.kind == "leaf":
-            paths[node.leaf] = path
+            paths.append((node.leaf, path))
         for key, child in zip(node.keys, node.children, strict=True):
             walk(child, (*path, key))
 

@@ -16,6 +16,7 @@ from jaxckpt.format.limits import MAX_KEY_BYTES, MAX_TREE_DEPTH
 from jaxckpt.format.tree import NodeKind, TreeNode
 
 Path = tuple[PathEntry, ...]
+_MAX_NAME_BYTES = MAX_KEY_BYTES - 1024  # the rest is for the position of a chunk
 _PLAIN_LEAVES: tuple[type, ...] = (jax.Array, np.ndarray, np.generic, int, float, complex, str)
 
 
@@ -183,6 +184,10 @@ def _refuse_equal_names(paths: Iterable[Path]) -> None:
     seen: dict[str, Path] = {}
     for path in paths:
         name = ".".join(text for _, text in path)
+        if len(name.encode()) > _MAX_NAME_BYTES:
+            raise UnsupportedLeafError(
+                name[:80] + "...", f"its name has over {_MAX_NAME_BYTES} bytes", "Shorten the keys."
+            )
         other = seen.setdefault(name, path)
         if other is not path:
             raise UnsupportedLeafError(

@@ -14,6 +14,7 @@ import numpy as np
 from jaxckpt._types import LeafKind
 from jaxckpt.errors import UnsupportedLeafError
 from jaxckpt.format.dtypes import DTYPES, dtype_name
+from jaxckpt.format.limits import MAX_NDIM
 from jaxckpt.format.values import value_dtype, value_text
 from jaxckpt.layout.flatten import EmptyNode, Path, path_text
 from jaxckpt.layout.partition import Partition, host_partition
@@ -101,7 +102,7 @@ def _describe_jax(path: Path, x: jax.Array) -> Described:
         name = data.dtype.name
         part = partition_of(data.sharding, data.shape)
         return Described("prng", x.shape, data, name, part, impl, "", sharding)
-    _check_dtype(path, x.dtype)
+    _check_array(path, x.dtype, x.ndim)
     part = partition_of(x.sharding, x.shape)
     return Described("jax", x.shape, x, dtype_name(x.dtype), part, "", "", sharding)
 
@@ -111,7 +112,7 @@ def _describe_numpy(path: Path, x: np.ndarray | np.generic) -> Described:
         raise UnsupportedLeafError(
             path_text(path), "it is a masked array", "Save its data and its mask."
         )
-    _check_dtype(path, x.dtype)
+    _check_array(path, x.dtype, x.ndim)
     kind: LeafKind = "numpy" if isinstance(x, np.ndarray) else "npscalar"
     array = np.asarray(x)
     if not array.dtype.isnative:
@@ -119,7 +120,11 @@ def _describe_numpy(path: Path, x: np.ndarray | np.generic) -> Described:
     return Described(kind, array.shape, array, array.dtype.name, host_partition(array.shape))
 
 
-def _check_dtype(path: Path, dtype: np.dtype) -> None:
+def _check_array(path: Path, dtype: np.dtype, ndim: int) -> None:
+    if ndim > MAX_NDIM:
+        raise UnsupportedLeafError(
+            path_text(path), f"it has {ndim} axes, allowed are {MAX_NDIM}", "Reshape it."
+        )
     known = DTYPES.get(dtype_name(dtype))
     if known is None or known.newbyteorder("=") != dtype.newbyteorder("="):
         raise UnsupportedLeafError(

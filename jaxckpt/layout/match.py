@@ -76,6 +76,10 @@ def match_target(
         if spec is None:
             if not nothing and not allow_missing:
                 problems.append(f"{path_text(path)}: in the target, not in the checkpoint")
+            elif isinstance(own, jax.ShapeDtypeStruct):
+                problems.append(
+                    f"{path_text(path)}: not in the checkpoint, and the target has no value to keep"
+                )
             elif nothing and not allow_missing and not _has_below(by_name, names):
                 problems.append(f"{path_text(path)}: empty in the target, not in the checkpoint")
             wanted.append(Wanted("keep", None, own=own))
