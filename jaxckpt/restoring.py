@@ -217,7 +217,7 @@ def _as_they_arrive(job: Job, tasks: list[Task], wave: list[_Pending]) -> Iterat
         finally:
             done.put(task[1])
 
-    futures = [job.copy(lambda task=task: tracked(task)) for task in tasks]
+    futures = [job.read(lambda task=task: tracked(task)) for task in tasks]
     try:
         yield from (pending for pending in wave if not missing[pending.leaf])
         for _ in tasks:

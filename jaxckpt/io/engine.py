@@ -9,40 +9,45 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from jaxckpt.io.extents import AbandonedError
 
-_FEWEST_COPY_THREADS = 4  # some of them wait for the disk while others copy
 _MOST_COPY_THREADS = 8  # io/pool.py counts on it
+_FEWEST_READ_THREADS = 4
 
 
 class Engine:
-    """Two groups of threads, made on first use.
+    """Groups of threads, made on first use.
 
     Copies must not wait behind writes: a save returns when the copies are done. One thread that
-    writes in order keeps a local disk busy; parallel file systems like more.
+    writes in order keeps a local disk busy; parallel file systems like more. Reads take more
+    threads than there are cores, since some wait for the disk while others copy.
 
     Args:
         write_threads: threads that write.
     """
 
     def __init__(self, write_threads: int) -> None:
-        copy_threads = max(_FEWEST_COPY_THREADS, min(_MOST_COPY_THREADS, os.cpu_count() or 1))
+        cores = os.cpu_count() or 1
+        copy_threads = max(2, min(_MOST_COPY_THREADS, cores))
         self._copy = ThreadPoolExecutor(copy_threads, "jaxckpt-copy")
         self._write = ThreadPoolExecutor(write_threads, "jaxckpt-write")
+        self._read = ThreadPoolExecutor(max(_FEWEST_READ_THREADS, cores), "jaxckpt-read")
 
     def job(self) -> Job:
         """A group of tasks that fails as one."""
-        return Job(self._copy, self._write)
+        return Job(self._copy, self._write, self._read)
 
     def close(self) -> None:
         """Waits for all tasks and ends the threads."""
-        self._copy.shutdown()
-        self._write.shutdown()
+        for group in (self._copy, self._write, self._read):
+            group.shutdown()
 
 
 class Job:
     """Tasks of one save or restore: the first error stops those that have not begun."""
 
-    def __init__(self, copy: ThreadPoolExecutor, write: ThreadPoolExecutor) -> None:
-        self._copy, self._write = copy, write
+    def __init__(
+        self, copy: ThreadPoolExecutor, write: ThreadPoolExecutor, read: ThreadPoolExecutor
+    ) -> None:
+        self._copy, self._write, self._read = copy, write, read
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -61,6 +66,10 @@ class Job:
     def copy(self, task: Callable[[], None]) -> Future[None]:
         """Runs a task on a copy thread."""
         return self._copy.submit(self._guard, task)
+
+    def read(self, task: Callable[[], None]) -> Future[None]:
+        """Runs a task on a read thread."""
+        return self._read.submit(self._guard, task)
 
     def write(self, task: Callable[[], None]) -> Future[None]:
         """Runs a task on a write thread; it runs even after a stop, to give its memory back."""

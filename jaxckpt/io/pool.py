@@ -17,7 +17,7 @@ from jaxckpt.io.store import BLOCK_BYTES
 
 _MAX_BLOCK_BYTES = 16 << 20
 _MIN_BLOCK_BYTES = 256 << 10
-_BLOCKS_WANTED = 64
+_BLOCKS_WANTED = 24
 _MIN_BLOCKS = 18  # see io/extents.py: what 8 copy threads may hold unfinished, and one more
 
 
@@ -67,7 +67,7 @@ class HostPool:
         """Returns a block that nobody looks at any more."""
         with self._changed:
             self._free.append(block)
-            self._changed.notify_all()
+            self._changed.notify()  # one block, one waiter
 
     def set_headroom(self, nbytes: int) -> None:
         """Keeps part of the budget free for memory that the user of the pool allocates itself.
