@@ -120,21 +120,21 @@ def test_a_pool_never_holds_more_than_its_budget(budget: int) -> None:
     pool = HostPool(budget)
     assert pool.block_bytes == block_bytes_for(budget)
     most = budget // pool.block_bytes
-    assert most >= 64
+    assert most >= 24
     blocks = [pool.acquire() for _ in range(16)]
     assert all(b.ctypes.data % 4096 == 0 for b in blocks)
     waiting = threading.Event()
     small = HostPool(16 * MIB)
-    held = [small.acquire() for _ in range(64)]
+    held = [small.acquire() for _ in range(16 * MIB // small.block_bytes)]
     thread = threading.Thread(target=lambda: (small.acquire(), waiting.set()))
     thread.start()
     assert not waiting.wait(0.05)
     small.give_back(held.pop())
     thread.join()
-    assert small.peak_bytes == 16 * MIB
+    assert 15 * MIB < small.peak_bytes <= 16 * MIB
     small.give_back(held.pop())
     small.trim()
-    assert small._held == 16 * MIB - small.block_bytes
+    assert small._held == small.peak_bytes - small.block_bytes
     with_headroom = HostPool(16 * MIB)
     with_headroom.set_headroom(64 * MIB)
     kept = [with_headroom.acquire() for _ in range(18)]
