@@ -50,3 +50,16 @@ class Options:
 def _check_int(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidOptionsError(name, value, f"a whole number from {low} to {high}")
+
+
+def checked_options(options: Options | None) -> Options:
+    """The options given, or the default ones.
+
+    Raises:
+        InvalidOptionsError: something else was given.
+    """
+    if options is None:
+        return Options()
+    if not isinstance(options, Options):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidOptionsError("options", options, "jaxckpt.Options(...)")
+    return options

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -12,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from jaxckpt import policy
-from jaxckpt._options import Options
+from jaxckpt._options import Options, checked_options
 from jaxckpt.commit import Temporary, clean_leftovers, discard, open_temporary, publish, retire
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import (
@@ -36,6 +38,8 @@ from jaxckpt.restoring import Leniency, open_any, restore_tree
 from jaxckpt.saving import StagedItem, plan_state, stage
 from jaxckpt.single import refuse_if_full
 
+_COMMIT_THREADS = "jaxckpt-commit"
+_LONGEST_ITEM_NAME = 100
 SINGLE_ITEM, STATE_ITEM = "default", "state"
 """The item of the state. Orbax's manager takes ``default`` for the only item of a step, and refuses
 that name where there are others; then it is ``state``."""
@@ -74,7 +78,7 @@ class Checkpointer:
         _check_count("save_every", save_every)
         if keep_last is not None:
             _check_count("keep_last", keep_last)
-        self.options = options or Options()
+        self.options = checked_options(options)
         self.directory = checked_path(directory)
         self._save_every, self._keep_last = save_every, keep_last
         direct = self.options.direct_io == "on"
@@ -82,10 +86,12 @@ class Checkpointer:
         self._prepare_directory()
         self._pool = HostPool(self.options.memory_budget_bytes)
         self._engine = Engine(self.options.writer_threads)
-        self._background = ThreadPoolExecutor(1, "jaxckpt-commit")
-        self._under_way: Future[None] | None = None
-        # Threads of an executor end with the interpreter; a save under way ends with them.
-        self._finalizer = weakref.finalize(self, _shut_down, self._background, self._engine)
+        self._background = ThreadPoolExecutor(1, _COMMIT_THREADS)
+        self._under_way: list[Future[None]] = []  # at most one; shared with the finalizer
+        # Runs at the latest when the interpreter ends, after the save under way.
+        self._finalizer = weakref.finalize(
+            self, _shut_down, self.directory, self._background, self._engine, self._under_way
+        )
 
     def _prepare_directory(self) -> None:
         store = self._world.store
@@ -136,7 +142,8 @@ class Checkpointer:
             force: save also when it is not due, and replace a step that exists; the old one
                 stays until the new one is durable.
             items: values that go to JSON beside the state, by name: the position of a data
-                iterator, a configuration.
+                iterator, a configuration. They come back as JSON holds them: a tuple as a list,
+                keys as str.
 
         Returns:
             Whether the step is being saved.
@@ -147,8 +154,7 @@ class Checkpointer:
             JaxckptError: also whatever went wrong with the save before.
         """
         self._refuse_if_closed()
-        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidOptionsError("step", step, f"a whole number from 0 to {MAX_STEP}")
+        step = _checked_step(step)
         if not force and not policy.is_due(step, self._save_every):
             return False
         self.wait()
@@ -158,7 +164,7 @@ class Checkpointer:
         if not force and self._world.store.stat(final) is not None:
             raise StepExistsError(final)
         plan = plan_state(state, self.options)
-        refuse_if_full(self._world, self.directory, plan)
+        refuse_if_full(self._world, self.options, self.directory, plan)
         temporary = open_temporary(self._world, final)
         try:
             item = join(temporary.path, _state_name(encoded))
@@ -171,7 +177,7 @@ class Checkpointer:
         def finish() -> None:
             self._finish(step, temporary, staged, encoded, started, force)
 
-        self._under_way = self._background.submit(finish)
+        self._under_way.append(self._background.submit(finish))
         return True
 
     def _finish(
@@ -195,10 +201,10 @@ class Checkpointer:
                 handlers[name] = orbaxmeta.JSON_HANDLER
             about = orbaxmeta.encode_step(handlers, started_ns, self._world.wall_ns())
             write_file(store, join(temporary.path, orbaxmeta.STEP_NAME), about)
-            publish(self._world, temporary, self.step_path(step), replace=replace)
         except BaseException:
             discard(self._world, temporary)
             raise
+        publish(self._world, temporary, self.step_path(step), replace=replace)
         if self._keep_last is not None:
             for old in policy.steps_to_remove(self.steps(), self._keep_last, step):
                 retire(self._world, self.step_path(old))
@@ -209,14 +215,14 @@ class Checkpointer:
         Raises:
             JaxckptError: what went wrong with it; older steps are untouched.
         """
-        under_way = self._under_way
-        if under_way is None:
+        if not self._under_way:
             return
+        under_way = self._under_way[0]
         try:
             under_way.result()
         finally:
             if under_way.done():  # an interrupted wait leaves the error for the next one
-                self._under_way = None
+                self._under_way.clear()
 
     # -- restoring ---------------------------------------------------------------------------------
 
@@ -262,13 +268,13 @@ class Checkpointer:
         self._refuse_if_closed()
         self.wait()
         scan = scan_steps(self._world.store, self.directory)
-        damaged: DamagedCheckpointError | None = None
+        damaged: DamagedCheckpointError | NotACheckpointError | None = None
         for step in sorted([*scan.whole, *scan.damaged], reverse=True):
             try:
                 if step in scan.damaged:
                     raise DamagedCheckpointError(self.step_path(step), scan.damaged[step])
                 return self._restore_step(step, state, Leniency()), step
-            except DamagedCheckpointError as error:
+            except (DamagedCheckpointError, NotACheckpointError) as error:
                 warnings.warn(
                     f"step {step} of {self.directory} is damaged and passed over: {error}",
                     DamagedStepWarning,
@@ -348,9 +354,36 @@ class Checkpointer:
             error.add_note(f"besides, the last save failed: {failed}")
 
 
-def _shut_down(background: ThreadPoolExecutor, engine: Engine) -> None:
-    background.shutdown()
+def _shut_down(
+    directory: str,
+    background: ThreadPoolExecutor,
+    engine: Engine,
+    under_way: list[Future[None]],
+) -> None:
+    # The last reference may be the save's own: then this runs on its thread, which can not wait
+    # for itself.
+    own = threading.current_thread().name.startswith(_COMMIT_THREADS)
+    background.shutdown(wait=not own)
     engine.close()
+    for future in under_way:
+        error = future.exception() if future.done() else None
+        if error is not None:
+            warnings.warn(
+                f"the last save to {directory} failed and nobody waited for it: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _checked_step(step: object) -> int:
+    if not isinstance(step, bool):
+        try:
+            number = operator.index(step)  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            number = -1
+        if 0 <= number <= MAX_STEP:
+            return number
+    raise InvalidOptionsError("step", step, f"a whole number from 0 to {MAX_STEP}")
 
 
 def _check_count(name: str, value: object) -> None:
@@ -359,8 +392,9 @@ def _check_count(name: str, value: object) -> None:
 
 
 def _is_item_name(name: object) -> bool:
-    plain = isinstance(name, str) and name.isidentifier()
-    return plain and name not in (SINGLE_ITEM, STATE_ITEM)
+    if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+        return False
+    return name not in (SINGLE_ITEM, STATE_ITEM) and len(name) <= _LONGEST_ITEM_NAME
 
 
 def _state_name(items: Mapping[str, Any]) -> str:
@@ -369,15 +403,19 @@ def _state_name(items: Mapping[str, Any]) -> str:
 
 def _encode_items(items: Mapping[str, Any] | None) -> dict[str, bytes]:
     encoded: dict[str, bytes] = {}
+    if items is not None and not isinstance(items, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidOptionsError("items", items, "a dict of names and JSON values")
     for name, value in (items or {}).items():
         if not _is_item_name(name):
             raise InvalidOptionsError(
-                "items", name, "names that are Python identifiers, not 'default' or 'state'"
+                "items",
+                name,
+                "names that are identifiers, without '_' in front, not 'default' or 'state'",
             )
         try:
             encoded[name] = json.dumps(value, allow_nan=False).encode()
             strictjson.parse(encoded[name], name)  # keys that JSON makes equal, {1: 0, "1": 0}
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InvalidOptionsError(
                 f"items[{name!r}]", value, f"a value that JSON can hold ({error})"
             ) from error

@@ -53,23 +53,32 @@ def open_temporary(world: World, final: str) -> Temporary:
 def publish(world: World, temporary: Temporary, final: str, *, replace: bool) -> None:
     """Gives a complete hidden directory its final name, durably; then removes what it replaced.
 
+    Takes the hidden directory over: if it can not be published it is removed, and once a name
+    has changed nothing is removed before the parent is synced; `clean_leftovers` does it later.
+
     Raises:
-        StepExistsError: the name is taken and ``replace`` is False; both are left as they are.
+        StepExistsError: the name is taken and ``replace`` is False; what is there is left.
     """
     store, parent = world.store, parent_of(final)
-    store.sync_dir(temporary.path)
     old: str | None = None
-    if replace and store.stat(final) is not None:
-        old = _swap_in(world, temporary.path, final)
-    else:
-        try:
+    try:
+        store.sync_dir(temporary.path)
+        if replace and store.stat(final) is not None:
+            old = _swap_in(world, temporary.path, final)
+        else:
             store.rename(temporary.path, final)
-        except StorageError as error:
-            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-                raise StepExistsError(final) from error
-            raise
-    store.sync_dir(parent)
-    temporary.lock.release()
+    except Exception as error:
+        discard(world, temporary)
+        if isinstance(error, StorageError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            raise StepExistsError(final) from error
+        raise
+    except BaseException:
+        temporary.lock.release()  # nobody knows whether the names have changed: touch nothing
+        raise
+    try:
+        store.sync_dir(parent)
+    finally:
+        temporary.lock.release()
     if old is not None:
         retire(world, old, name_of(final))
 
@@ -80,12 +89,15 @@ def _swap_in(world: World, path: str, final: str) -> str:
     if store.exchange(path, final):
         return path
     # Without an exchange there is a moment without the final name; `clean_leftovers` gives the
-    # old one its name back if a crash falls into it.
-    aside = work_name("old", name_of(final), world.random_bytes(RANDOM_NAME_BYTES))
-    aside_path = join(parent_of(final), aside)
-    store.rename(final, aside_path)
-    store.rename(path, final)
-    return aside_path
+    # old one its name back if a crash falls into it. Its name there tells whose lease to ask.
+    aside = join(parent_of(path), name_of(path).replace("-tmp-", "-old-", 1))
+    store.rename(final, aside)
+    try:
+        store.rename(path, final)
+    except Exception:
+        store.rename(aside, final)
+        raise
+    return aside
 
 
 def discard(world: World, temporary: Temporary) -> None:
@@ -117,27 +129,29 @@ def clean_leftovers(world: World, parent: str, only: str | None = None) -> list[
     """
     store = world.store
     names = set(store.list_dir(parent))
+    work = {found: parse_work_name(found.removesuffix(LEASE_SUFFIX)) for found in sorted(names)}
+    mine = [(f, p) for f, p in work.items() if p is not None and only in (None, p[1])]
+    if mine:
+        # A rename that a killed process made may not be durable: what it made superfluous must
+        # not go before it is.
+        store.sync_dir(parent)
     done: list[str] = []
-    for found in sorted(names):
-        bare = found.removesuffix(LEASE_SUFFIX)
-        parsed = parse_work_name(bare)
-        if parsed is None or (only is not None and parsed[1] != only):
-            continue
-        kind, name = parsed
+    for found, (kind, name) in mine:
         path = join(parent, found)
-        if kind == "old" and name not in names:
-            store.rename(path, join(parent, name))
-            store.sync_dir(parent)
-            names.add(name)
-            done.append(path)
-        elif kind == "tmp":
-            lease = join(parent, bare + LEASE_SUFFIX)
-            lock = store.lock(lease, owner=False)
-            if lock is not None:
-                remove_tree(store, join(parent, bare))
-                lock.release()
-                done.append(path)
-        else:
+        if kind == "trash":
             remove_tree(store, path)
             done.append(path)
+            continue
+        bare = found.removesuffix(LEASE_SUFFIX)
+        lease = bare.replace("-old-", "-tmp-", 1) if kind == "old" else bare
+        lock = store.lock(join(parent, lease + LEASE_SUFFIX), owner=False)
+        if lock is None:
+            continue
+        if kind == "old" and store.stat(join(parent, name)) is None:
+            store.rename(path, join(parent, name))
+            store.sync_dir(parent)
+        else:
+            remove_tree(store, join(parent, bare))
+        lock.release()
+        done.append(path)
     return done

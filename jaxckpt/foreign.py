@@ -77,6 +77,9 @@ def open_foreign(store: Store, path: str) -> ForeignItem:
     try:
         tree = orbaxmeta.decode_tree(read_file(store, name, MAX_JSON_BYTES, path), name)
         names = [".".join(text for _, text in leaf.path) for leaf in tree.leaves]
+        for text in names:
+            if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
+                raise FormatError(f"the leaf name {text[:200]!r} is refused")
         ocdbt = tree.use_ocdbt
         if ocdbt is None:
             ocdbt = store.stat(join(path, MANIFEST_NAME)) is not None

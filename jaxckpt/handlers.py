@@ -14,7 +14,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from etils import epath
 
-from jaxckpt._options import Options
+from jaxckpt._options import Options, checked_options
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import InvalidOptionsError, StorageError
 from jaxckpt.format import orbaxmeta
@@ -46,7 +46,7 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
     """
 
     def __init__(self, options: Options | None = None) -> None:
-        self._options = options or Options()
+        self._options = checked_options(options)
         direct = self._options.direct_io == "on"
         self._world = local_world(default_coordinator(), require_direct=direct)
         self._pool = HostPool(self._options.memory_budget_bytes)
@@ -87,7 +87,7 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         self._stage(checked_path(directory), plan).write()
 
     def _stage(self, path: str, plan: StatePlan) -> StagedItem:
-        refuse_if_full(self._world, path, plan)
+        refuse_if_full(self._world, self._options, path, plan)
         return stage(self._world, self._options, self._engine, self._pool, plan, path)
 
     def restore(self, directory: epath.Path, args: ShardedRestore | None = None) -> Any:

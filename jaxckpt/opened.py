@@ -8,12 +8,13 @@ import crc32c
 import numpy as np
 
 from jaxckpt._calm import calm
+from jaxckpt._types import ARRAY_KINDS
 from jaxckpt.errors import DamagedCheckpointError, FormatVersionError, NotACheckpointError
 from jaxckpt.format.frame import FormatError
 from jaxckpt.format.index import Index, read_tree
 from jaxckpt.format.limits import MAX_NODE_BYTES, MAX_SIDECAR_BYTES
 from jaxckpt.format.manifest import MANIFEST_NAME, decode_manifest
-from jaxckpt.format.sidecar import SIDECAR_NAME, Sidecar, decode_sidecar
+from jaxckpt.format.sidecar import SIDECAR_NAME, Sidecar, chunk_count, decode_sidecar
 from jaxckpt.io.spans import read_span
 from jaxckpt.io.store import Store, join, read_file
 
@@ -83,6 +84,7 @@ def open_item(store: Store, path: str) -> OpenedItem:
             raise FormatError(f"{name} is not the one that the sidecar names")
         index = read_tree(decode_manifest(data, name), lambda span: read_span(store, path, span))
         _check_spans(index, sidecar)
+        _check_leaves(index, sidecar)
     except FormatError as error:
         raise damaged(name, error) from error
     return OpenedItem(path, sidecar, index)
@@ -92,6 +94,18 @@ def damaged(path: str, error: Exception) -> DamagedCheckpointError:
     """The error of a file whose bytes break the format."""
     text = str(error).removeprefix(path).strip(" :")
     return DamagedCheckpointError(path, text)
+
+
+def _check_leaves(index: Index, sidecar: Sidecar) -> None:
+    """No leaf claims more chunks than there are keys, and each chunk has its checksum."""
+    for leaf in sidecar.leaves:
+        if leaf.kind not in ARRAY_KINDS:
+            continue
+        count = chunk_count(leaf.stored_shape, leaf.chunk_shape)
+        if count > len(index.keys):
+            raise FormatError(f"leaf '{leaf.name}' claims {count} chunks; the index has fewer keys")
+        if sidecar.checksum and len(leaf.crcs) != 4 * count:
+            raise FormatError(f"leaf '{leaf.name}' lacks the checksums of its chunks")
 
 
 def _check_spans(index: Index, sidecar: Sidecar) -> None:

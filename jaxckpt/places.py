@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +23,12 @@ from jaxckpt.io.store import Store, join, read_file
 from jaxckpt.opened import check_files, has_sidecar, read_sidecar
 
 _PREFERRED_ITEMS = ("default", "state")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_MARKER_NAMES = frozenset({orbaxmeta.STEP_NAME, "commit_success.txt", "descriptor", "metrics"})
 
 
 def checked_path(path: Any) -> str:
-    """An absolute local path as text.
+    """An absolute local path as text, links in it followed: what lies below must be none.
 
     Raises:
         InvalidOptionsError: it is empty, no path, or a URL.
@@ -36,9 +39,10 @@ def checked_path(path: Any) -> str:
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidOptionsError("path", path, "a path")
-    if "://" in text:
+    # pathlib makes one slash of two, so a URL may come as gs:/bucket.
+    if _URL.match(text):
         raise InvalidOptionsError("path", text, "a directory of a mounted file system, not a URL")
-    return os.path.abspath(text)
+    return os.path.realpath(text)
 
 
 def is_item(store: Store, path: str) -> bool:
@@ -61,7 +65,7 @@ def find_item(store: Store, path: str) -> str:
     if is_item(store, path):
         return path
     names = sorted(n for n in store.list_dir(path) if not n.startswith("."))
-    items = [n for n in names if is_item(store, join(path, n))]
+    items = [n for n in names if _is_item_below(store, path, n)]
     for name in _PREFERRED_ITEMS:
         if name in items and not _is_run(names):
             return join(path, name)
@@ -83,6 +87,31 @@ def find_item(store: Store, path: str) -> str:
     raise NotACheckpointError(path, what, "Give the directory of a saved state or of a step.")
 
 
+def _is_item_below(store: Store, path: str, name: str) -> bool:
+    found = store.stat(join(path, name))
+    return found is not None and found.is_dir and is_item(store, join(path, name))
+
+
+def foreign_content(store: Store, path: str) -> str | None:
+    """Why a directory must not be replaced: what it holds that no checkpoint has; else None."""
+    found = store.stat(path)
+    if found is None or not found.is_dir:
+        return "it is a file" if found else None
+    names = store.list_dir(path)
+    if not names or is_item(store, path):
+        return None
+    if orbaxmeta.STEP_NAME not in names:
+        return f"it holds {', '.join(sorted(names)[:10])}"
+    name = join(path, orbaxmeta.STEP_NAME)
+    try:
+        handlers = orbaxmeta.decode_step(read_file(store, name, MAX_JSON_BYTES, path), name)
+    except ValueError as error:
+        return str(error)
+    items = set(handlers) if isinstance(handlers, dict) else set[str]()
+    others = sorted(set(names) - items - _MARKER_NAMES)
+    return f"it holds {', '.join(others[:10])} beside a step" if others else None
+
+
 def _is_run(names: list[str]) -> bool:
     return any(parse_step(n) is not None for n in names)
 
@@ -94,7 +123,12 @@ def step_problem(store: Store, path: str) -> str | None:
         handlers = orbaxmeta.decode_step(read_file(store, name, MAX_JSON_BYTES, path), name)
         if handlers is None:
             return f"{name} says that it was never committed"
-        items = [join(path, n) for n in handlers] if isinstance(handlers, dict) else [path]
+        items = [path] if isinstance(handlers, str) else [join(path, n) for n in handlers]
+        if not handlers:
+            names = store.list_dir(path)
+            items = [join(path, n) for n in names if _is_item_below(store, path, n)]
+        if not items:
+            return f"{path} has no item"
         for item in items:
             if has_sidecar(store, item):
                 check_files(store, item, read_sidecar(store, item))

@@ -16,7 +16,7 @@ from jaxckpt._options import Options
 from jaxckpt._types import Box, LeafSpec
 from jaxckpt.device.memory import nbytes_of, regions
 from jaxckpt.device.place import build_result, needed_boxes
-from jaxckpt.errors import DamagedCheckpointError
+from jaxckpt.errors import DamagedCheckpointError, TreeMismatchError
 from jaxckpt.foreign import ForeignItem, open_foreign
 from jaxckpt.format.dtypes import DTYPES
 from jaxckpt.format.tree import TreeNode, build
@@ -26,7 +26,7 @@ from jaxckpt.io.engine import Engine, Job
 from jaxckpt.io.world import World
 from jaxckpt.layout.flatten import flatten_target
 from jaxckpt.layout.match import Wanted, match_target, wanted_without_target
-from jaxckpt.layout.restore_plan import MissingChunkError, Slot, plan_reads
+from jaxckpt.layout.restore_plan import BadChunkError, Slot, check_lengths, plan_reads
 from jaxckpt.opened import OpenedItem, has_sidecar, open_item
 
 
@@ -104,14 +104,21 @@ def _read(
     numbers = {leaf.path: i for i, leaf in enumerate(leaves)}
     values: list[Any] = [None] * len(wanted)
     arrays: list[_Pending] = []
+    problems: list[str] = []
     for i, want in enumerate(wanted):
         if want.kind == "value":
             assert want.spec is not None
             values[i] = text_value(want.spec)
         elif want.kind != "keep":
             assert want.spec is not None
-            boxes = needed_boxes(want)
+            try:
+                boxes = needed_boxes(want)
+            except (ValueError, NotImplementedError, AttributeError) as error:
+                problems.append(f"{want.spec.name}: its sharding does not fit: {error}")
+                continue
             arrays.append(_Pending(i, numbers[want.spec.path], want, boxes))
+    if problems:
+        raise TreeMismatchError(item.path, problems)
     for wave in _waves(arrays, options.memory_budget_bytes):
         if isinstance(item, ForeignItem):
             _read_foreign(item, wave, values)
@@ -165,16 +172,16 @@ def _read_own(
     wave: list[_Pending],
     values: list[Any],
 ) -> None:
-    slots: list[Slot] = []
-    memory: list[np.ndarray] = []
-    for pending in wave:
-        spec = item.sidecar.leaves[pending.leaf]
-        slots += [Slot(pending.leaf, box) for box in pending.boxes]
-        memory += regions(pending.boxes, DTYPES[spec.dtype])
+    slots = [Slot(pending.leaf, box) for pending in wave for box in pending.boxes]
     try:
         reads = plan_reads(item.sidecar.leaves, slots, item.index.find)
-    except MissingChunkError as error:
+        check_lengths(item.sidecar.leaves, reads, item.sidecar.checksum, item.sidecar.compression)
+    except BadChunkError as error:
         raise DamagedCheckpointError(item.path, str(error), leaf=error.leaf) from error
+    # Only now is it known that the bytes are there for which memory is taken.
+    memory: list[np.ndarray] = []
+    for pending in wave:
+        memory += regions(pending.boxes, DTYPES[item.sidecar.leaves[pending.leaf].dtype])
     reader = ChunkReader(
         world.store,
         item.path,
@@ -191,12 +198,22 @@ def _read_own(
     try:
         for pending in _as_they_arrive(job, reader.tasks(reads), wave):
             regions_of = {box: by_box.pop((pending.leaf, box)) for box in pending.boxes}
-            values[pending.result] = build_result(pending.want, regions_of)
+            values[pending.result] = _build(item, pending, regions_of)
         for pending in wave:
             if _leaves_host(pending.want):
                 jax.block_until_ready(values[pending.result])
     finally:
         reader.close()
+
+
+def _build(item: OpenedItem, pending: _Pending, regions_of: dict[Box, np.ndarray]) -> Any:
+    try:
+        return build_result(pending.want, regions_of)
+    except (TypeError, ValueError) as error:
+        spec = item.sidecar.leaves[pending.leaf]
+        if spec.kind != "prng":
+            raise
+        raise DamagedCheckpointError(item.path, f"no PRNG keys: {error}", leaf=spec.name) from error
 
 
 def _as_they_arrive(job: Job, tasks: list[Task], wave: list[_Pending]) -> Iterator[_Pending]:

@@ -297,6 +297,8 @@ class StagedItem:
         self._entries.append((key, _ref(place)))
 
         def copy() -> None:
+            if place.begins_file and place.file:
+                self._files.seal(place.file - 1)
             crcs[number] = self._files.put(place, host_region(source, device)[inside])
 
         return copy

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
+from collections.abc import Generator
 from typing import Any
 
-from jaxckpt._options import MIB, Options
+from jaxckpt._options import MIB, Options, checked_options
 from jaxckpt.commit import clean_leftovers, discard, open_temporary, publish
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import NotACheckpointError, StepExistsError, StorageError
@@ -16,7 +18,7 @@ from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import join, make_dirs, name_of, parent_of, write_file
 from jaxckpt.io.world import World, local_world
-from jaxckpt.places import checked_path, find_item
+from jaxckpt.places import checked_path, find_item, foreign_content
 from jaxckpt.restoring import Leniency, open_any, restore_tree
 from jaxckpt.saving import StatePlan, plan_state, stage
 
@@ -50,12 +52,12 @@ def save(
         StepExistsError: the path exists and ``force`` is False.
         StorageError: the file system refused something; nothing is left behind.
     """
-    options = options or Options()
+    options = checked_options(options)
     world = local_world(default_coordinator(), require_direct=options.direct_io == "on")
-    pool = _shared_pool(min(_WINDOW_BYTES, options.memory_budget_bytes))
     engine = Engine(options.writer_threads)
     try:
-        save_item(world, options, engine, pool, checked_path(path), state, force=force)
+        with _borrowed_pool(min(_WINDOW_BYTES, options.memory_budget_bytes)) as pool:
+            save_item(world, options, engine, pool, checked_path(path), state, force=force)
     finally:
         engine.close()
 
@@ -82,38 +84,34 @@ def save_item(
     for new in make_dirs(store, parent):
         store.sync_dir(parent_of(new))
     clean_leftovers(world, parent, only=name_of(path))
-    refuse_if_full(world, parent, plan)
+    refuse_if_full(world, options, parent, plan)
     temporary = open_temporary(world, path)
     try:
-        staged = stage(world, options, engine, pool, plan, temporary.path, may_grow=True)
+        staged = stage(world, options, engine, pool, plan, temporary.path)
         staged.write()
         handlers = orbaxmeta.encode_step(orbaxmeta.STANDARD_HANDLER, started, world.wall_ns())
         write_file(store, join(temporary.path, orbaxmeta.STEP_NAME), handlers)
-        publish(world, temporary, path, replace=force)
     except BaseException:
         discard(world, temporary)
         raise
+    publish(world, temporary, path, replace=force)
 
 
 def _refuse_to_replace_others(world: World, path: str) -> None:
-    """Only a checkpoint, or an empty directory, is ever replaced."""
-    try:
-        find_item(world.store, path)
-    except NotACheckpointError:
-        found = world.store.stat(path)
-        if found is not None and found.is_dir and not world.store.list_dir(path):
-            return
-        raise
+    """Only a checkpoint, a step, or an empty directory is ever replaced."""
+    problem = foreign_content(world.store, path)
+    if problem is not None:
+        raise NotACheckpointError(path, problem, "Nothing else is replaced: choose another path.")
 
 
-def refuse_if_full(world: World, directory: str, plan: StatePlan) -> None:
+def refuse_if_full(world: World, options: Options, directory: str, plan: StatePlan) -> None:
     """Fails before the first byte where there is clearly no room.
 
     Raises:
         StorageError: with ENOSPC.
     """
     free = world.store.free_bytes(directory)
-    if free is not None and free < plan.nbytes:
+    if free is not None and free < plan.nbytes and not options.compression:
         raise StorageError(
             "save",
             directory,
@@ -150,7 +148,7 @@ def restore(
         DamagedCheckpointError: bytes are not those that were written; none are returned.
         FormatVersionError: it was written by a newer jaxckpt.
     """
-    options = options or Options()
+    options = checked_options(options)
     world = local_world(default_coordinator(), require_direct=options.direct_io == "on")
     engine = Engine(options.writer_threads)
     try:
@@ -161,7 +159,16 @@ def restore(
         engine.close()
 
 
-def _shared_pool(budget_bytes: int) -> HostPool:
-    """Memory that stays touched between calls of `save`."""
+@contextlib.contextmanager
+def _borrowed_pool(budget_bytes: int) -> Generator[HostPool]:
+    """Memory that stays touched between calls of `save`; calls at the same time have their own.
+
+    Two saves in one pool could each hold blocks that the other one needs.
+    """
     with _shared_pool_lock:
-        return _shared_pools.setdefault(budget_bytes, HostPool(budget_bytes))
+        pool = _shared_pools.pop(budget_bytes, None) or HostPool(budget_bytes)
+    try:
+        yield pool
+    finally:
+        with _shared_pool_lock:
+            _shared_pools.setdefault(budget_bytes, pool)

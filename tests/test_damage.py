@@ -176,6 +176,18 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a file outside": lambda d: d["files"].__setitem__("../../x", [1, None]),
     "an absolute file": lambda d: d["files"].__setitem__("/etc/passwd", [1, None]),
     "a leaf twice": lambda d: d["tree"][3].__setitem__(0, 1),
+    "2^30 chunks": lambda d: leaf_named(d, "float32").__setitem__(slice(2, 5), [[2**30], [1], ""]),
+    "one chunk of 2^44": lambda d: leaf_named(d, "float32").__setitem__(
+        slice(2, 5), [[2**44], [2**44], "AAAAAA=="]
+    ),
+    "no checksums": lambda d: leaf_named(d, "float32").__setitem__(4, ""),
+    "a sharding that is not there": lambda d: leaf_named(d, "float32").__setitem__(7, 5),
+    "a lone surrogate": lambda d: d["tree"][2].__setitem__(0, ["key", "\ud800"]),
+    "an int key with a space": lambda d: d["tree"][2].__setitem__(0, ["int", " 1"]),
+    "a scalar with axes": lambda d: leaf_named(d, "int64").__setitem__(0, "npscalar"),
+    "keys of nobody": lambda d: leaf_named(d, "int64").__setitem__(
+        slice(0, 9), ["prng", "int64", [20], [20], leaf_named(d, "int64")[4], 1, "foo", -1]
+    ),
     "a leaf named twice": lambda d: d["tree"][3].append(0) or d["tree"][2].append(["key", "zz"]),
     "a leaf missing": lambda d: d["leaves"].pop(),
     "no leaves": lambda d: d.pop("leaves"),
@@ -357,6 +369,31 @@ def test_a_step_that_is_not_whole_is_not_listed(
         assert ckpt.steps() == []
         with pytest.warns(jaxckpt.DamagedStepWarning), pytest.raises(DamagedCheckpointError):
             ckpt.restore_or(state)  # never from 0 over a run whose steps are damaged
+
+
+def test_steps_of_nothing_do_not_count_as_steps(tmp_path: Path, state: dict[str, Any]) -> None:
+    """Retention must not take directories for steps that hold no state."""
+    run = tmp_path / "run"
+    with jaxckpt.Checkpointer(run, keep_last=2) as ckpt:
+        ckpt.save(1, state)
+        ckpt.save(2, state)
+        ckpt.wait()
+        for ghost, handlers in (
+            (8, "{}"),
+            (9, "null"),
+            (10, '{"../1/default": "x"}'),
+            (11, '{"a": "x"}'),
+        ):
+            (run / str(ghost)).mkdir()
+            text = f'{{"item_handlers": {handlers}, "commit_timestamp_nsecs": 1}}'
+            (run / str(ghost) / "_CHECKPOINT_METADATA").write_text(text)
+        assert ckpt.steps() == [1, 2]
+        ckpt.save(3, state)
+        ckpt.wait()
+        assert ckpt.steps() == [2, 3]
+        with pytest.warns(jaxckpt.DamagedStepWarning):
+            _, step = ckpt.restore_or(state)
+        assert step == 3
 
 
 def test_opening_runs_no_code_and_imports_nothing_by_name() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,9 @@ def test_places_that_are_no_checkpoint(tmp_path: Path) -> None:
     assert jaxckpt.restore(tmp_path / "run/3") == {"a": 1}
 
 
-@pytest.mark.parametrize("path", ["", None, 3, b"x", "gs://bucket/x", "a\0b"])
+@pytest.mark.parametrize(
+    "path", ["", None, 3, b"x", "gs://bucket/x", Path("gs://b/x"), "s3:/b", "a\0b"]
+)
 def test_paths_that_can_not_be(path: Any) -> None:
     for call in (lambda: jaxckpt.save(path, 1), lambda: jaxckpt.restore(path)):
         with pytest.raises(jaxckpt.InvalidOptionsError, match="path"):
@@ -202,10 +204,60 @@ def test_nothing_but_a_checkpoint_is_ever_replaced(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(jaxckpt.NotACheckpointError):
         jaxckpt.save(tmp_path / "file", {"a": 1}, force=True)
+    jaxckpt.save(tmp_path / "mine/ckpt", {"a": 1})
+    with pytest.raises(jaxckpt.NotACheckpointError, match=r"thesis\.tex"):
+        jaxckpt.save(tmp_path / "mine", {"a": 1}, force=True)
+    with jaxckpt.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"a": 1})
+    with pytest.raises(jaxckpt.NotACheckpointError):
+        jaxckpt.save(tmp_path / "run", {"a": 1}, force=True)
+    (tmp_path / "run/1/notes.txt").write_text("x")
+    with pytest.raises(jaxckpt.NotACheckpointError, match=r"notes\.txt beside a step"):
+        jaxckpt.save(tmp_path / "run/1", {"a": 1}, force=True)
+    (tmp_path / "run/1/notes.txt").unlink()
+    jaxckpt.save(tmp_path / "run/1", {"a": 3}, force=True)
+    assert jaxckpt.restore(tmp_path / "run/1") == {"a": 3}
     jaxckpt.save(tmp_path / "c", {"a": 1})
     jaxckpt.save(tmp_path / "c", {"a": 2}, force=True)
     assert jaxckpt.restore(tmp_path / "c") == {"a": 2}
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "file", "mine"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "file", "mine", "run"]
+
+
+def test_targets_that_can_not_be(tmp_path: Path, mesh: Mesh) -> None:
+    jaxckpt.save(tmp_path / "c", {"1": np.zeros((3, 30_000)), "b": np.zeros(3)})
+    x = np.zeros((3, 30_000))
+    with pytest.raises(TreeMismatchError, match="there twice in the target"):
+        jaxckpt.restore(tmp_path / "c", OrderedDict([(1, x), ("1", x), ("b", np.zeros(3))]))
+    with pytest.raises(jaxckpt.InvalidOptionsError, match="target"):
+        jaxckpt.restore(tmp_path / "c", {1: x, "1": x})
+    uneven = jax.ShapeDtypeStruct(
+        (3,), np.float64, sharding=NamedSharding(mesh, PartitionSpec("x"))
+    )
+    with pytest.raises(TreeMismatchError, match="b: its sharding does not fit"):
+        jaxckpt.restore(tmp_path / "c", {"1": x, "b": uneven})
+    with pytest.raises(TreeMismatchError, match="tracer"):
+        jax.jit(lambda y: jaxckpt.restore(tmp_path / "c", {"1": x, "b": y}))(np.zeros(3))
+    with pytest.raises(jaxckpt.InvalidOptionsError, match="options"):
+        jaxckpt.restore(tmp_path / "c", options={"checksum": True})  # type: ignore[arg-type]
+
+
+def test_links_to_a_run_or_a_checkpoint_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "scratch")
+    with jaxckpt.Checkpointer(tmp_path / "runs") as ckpt:
+        ckpt.save(1, {"a": 1})
+    (tmp_path / "best").symlink_to(tmp_path / "scratch/1")
+    assert jaxckpt.restore(tmp_path / "best") == {"a": 1}
+
+
+def test_a_run_that_vanishes(tmp_path: Path) -> None:
+    import shutil
+
+    with jaxckpt.Checkpointer(tmp_path / "run") as ckpt:
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(jaxckpt.StorageError, match="No such file"):
+            ckpt.save(1, {"a": 1})
+        assert ckpt.steps() == []
 
 
 def test_a_parent_that_is_a_file(tmp_path: Path) -> None:

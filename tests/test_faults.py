@@ -319,3 +319,53 @@ def test_each_stored_byte_is_read_at_most_once(states: list[Any]) -> None:
     arrays = sum(states[1][k].nbytes for k in ("w", "v", "small"))
     small_files = 128 << 10  # sidecar, index, manifests; once to list and once to open
     assert store.bytes_read - before < arrays + small_files
+
+
+@pytest.mark.parametrize("has_exchange", [True, False])
+def test_an_error_around_the_swap_of_a_replacement_keeps_one_of_both_under_the_name(
+    states: list[Any], has_exchange: bool
+) -> None:
+    """Each call of the commit fails once; the name is there at once, and after loss of power."""
+    counting = FaultyStore(MemoryStore(has_exchange=has_exchange))
+    with checkpointer(counting) as ckpt:
+        ckpt.save(2, states[1])
+        ckpt.wait()
+        first = len(counting.calls)
+        ckpt.save(2, states[2], force=True)
+        ckpt.wait()
+    for k in range(first + 1, len(counting.calls) + 1):
+        inner = MemoryStore(has_exchange=has_exchange)
+        store = FaultyStore(inner, fail_at=k, error=errno.EIO)
+        with checkpointer(store) as ckpt:
+            ckpt.save(2, states[1])
+            ckpt.wait()
+            with pytest.raises(StorageError):
+                ckpt.save(2, states[2], force=True)
+                ckpt.wait()
+            assert ckpt.steps() == [2], counting.calls[k - 1]
+        for after in (inner.kill(), inner.crash(), inner.crash(random.Random(k))):
+            with checkpointer(after) as ckpt:
+                found, step = ckpt.restore_or(states[0])
+                assert step == 2
+                assert found["step"] in (1, 2)
+                np.testing.assert_array_equal(found["w"], states[found["step"]]["w"])
+
+
+def test_a_step_put_aside_by_a_live_writer_is_not_taken(states: list[Any]) -> None:
+    """Another process starts between the two renames of a file system without exchange."""
+    inner = MemoryStore(has_exchange=False)
+    with checkpointer(inner) as ckpt:
+        ckpt.save(2, states[1])
+
+    class Looking(FaultyStore):
+        def rename(self, source: str, target: str) -> None:
+            if target == f"{RUN}/2" and "-tmp-" in source:
+                with checkpointer(inner) as other:
+                    assert other.steps() == []
+            super().rename(source, target)
+
+    with checkpointer(Looking(inner)) as ckpt:
+        ckpt.save(2, states[2], force=True)
+        ckpt.wait()
+        assert ckpt.restore(states[0])["step"] == 2
+    assert inner.list_dir(RUN) == ["2"]

@@ -35,10 +35,16 @@ def data_sharding(want: Wanted) -> jax.sharding.Sharding | None:
 
 
 def needed_boxes(want: Wanted) -> list[Box]:
-    """The distinct regions that this process must hold for a result."""
+    """The distinct regions that this process must hold for a result.
+
+    Raises:
+        ValueError: the target's sharding does not fit the shape.
+    """
     assert want.spec is not None
     shape = want.spec.stored_shape
     sharding = data_sharding(want) if want.kind in ("jax", "prng") else None
+    if sharding is not None:
+        sharding.shard_shape(shape)  # refuses a shape that it does not divide
     if sharding is None or _take_whole(want.spec):
         return [whole_box(shape)]
     own = {d.id for d in sharding.addressable_devices}

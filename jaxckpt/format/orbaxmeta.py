@@ -137,7 +137,8 @@ def decode_step(data: bytes, what: str) -> dict[str, str] | str | None:
     handlers: Any = fields.get("item_handlers")
     if isinstance(handlers, dict):
         names = cast("dict[Any, Any]", handlers)
-        if all(isinstance(k, str) and isinstance(v, str) for k, v in names.items()):
+        plain = all(isinstance(k, str) and isinstance(v, str | None) for k, v in names.items())
+        if plain and not any(k in ("", ".", "..") or set(k) & {"/", "\0", "\\"} for k in names):
             return cast("dict[str, str]", names)
     if isinstance(handlers, str):
         return handlers

@@ -140,7 +140,7 @@ def _body_from_json(doc: Any, what: str) -> Sidecar:
         return Sidecar(
             tree, leaves, files, _whole(doc["process_count"]), doc["checksum"], compression
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"{what} lacks a field or has one of a wrong type: {error!r}") from error
@@ -180,11 +180,12 @@ def _leaf_from_json(
         len(stored) > MAX_NDIM
         or len(chunks) != len(stored)
         or any(not 1 <= c <= max(1, s) for c, s in zip(chunks, stored, strict=True))
-        or len(crcs) not in (0, 4 * _chunk_count(stored, chunks))
+        or len(crcs) not in (0, 4 * chunk_count(stored, chunks))
         or not 0 <= _whole(ndim) <= len(stored)
         or not isinstance(impl, str)
         or not (sharding is None or isinstance(sharding, str))
         or (kind == "prng") != bool(impl)
+        or (kind == "npscalar" and stored != ())
     ):
         raise FormatError(f"{what}: leaf '{name}' has shape {stored}, chunks {chunks}, ndim {ndim}")
     if math.prod(stored) * DTYPES[dtype].itemsize > MAX_ARRAY_BYTES:
@@ -194,7 +195,8 @@ def _leaf_from_json(
     )
 
 
-def _chunk_count(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:
+def chunk_count(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:
+    """How many chunks the grid of an array has."""
     return math.prod(-(-n // c) for n, c in zip(shape, chunks, strict=True))
 
 

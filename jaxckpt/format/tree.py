@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -11,6 +12,7 @@ from jaxckpt.format.limits import MAX_TREE_DEPTH
 
 NodeKind = Literal["leaf", "dict", "list", "tuple", "node"]
 _KINDS = ("dict", "list", "tuple", "node")
+_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,4000}")
 _KEY_KINDS = ("key", "int", "index", "attr")
 
 
@@ -95,10 +97,9 @@ def _key_from_json(doc: Any, what: str) -> PathEntry:
     if isinstance(doc, list):
         pair = cast("list[Any]", doc)
         if len(pair) == 2 and pair[0] in _KEY_KINDS and isinstance(pair[1], str):
-            if pair[0] in ("int", "index"):
-                try:
-                    int(pair[1])
-                except ValueError:
-                    raise FormatError(f"{what}: the tree key {pair!r:.200} is no number") from None
+            if pair[0] in ("int", "index") and not _NUMBER.fullmatch(pair[1]):
+                raise FormatError(f"{what}: the tree key {pair!r:.200} is no number")
+            if any("\ud800" <= c <= "\udfff" for c in pair[1]):
+                raise FormatError(f"{what}: the tree key {pair!r:.200} is not valid Unicode")
             return pair[0], pair[1]
     raise FormatError(f"{what}: {doc!r:.200} is no tree key")

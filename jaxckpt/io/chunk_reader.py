@@ -200,9 +200,12 @@ class ChunkReader:
     def _reader(self, file: str) -> Reader:
         with self._lock:
             if file not in self._open:
-                self._open[file] = self._store.open(
-                    join(self._item, file), direct=self._direct, beneath=self._item
-                )
+                path = join(self._item, file)
+                try:
+                    opened = self._store.open(path, direct=self._direct, beneath=self._item)
+                except FileNotFoundError as error:
+                    raise DamagedCheckpointError(path, "the file is missing") from error
+                self._open[file] = opened
             return self._open[file]
 
     def _scratch_memory(self, nbytes: int) -> NDArray[np.uint8]:

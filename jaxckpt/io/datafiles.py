@@ -72,6 +72,8 @@ class DataFiles:
                 _as_bytes(np.ascontiguousarray(value)).data
             )
             place = self.place(len(packed))
+            if place.begins_file and place.file:
+                self.seal(place.file - 1)
             return place, self._put_bytes(place, np.frombuffer(packed, np.uint8))
 
     def _put_bytes(self, place: Place, data: NDArray[np.uint8]) -> int:
@@ -104,14 +106,23 @@ class DataFiles:
                 self._open[number] = writer, extents
             return self._open[number][1]
 
-    def flush(self) -> list[Future[None]]:
-        """After the last value: pads each file to a block border and hands out the last writes."""
-        writes: list[Future[None]] = []
-        for number, (_, extents) in sorted(self._open.items()):
+    def seal(self, number: int) -> None:
+        """Pads a file to a block border; no further value will be placed in it.
+
+        Runs in the order of the places, before the copies of the next file: the last window of a
+        file must not keep a block until the end.
+        """
+        extents = self._extents(number)
+        with self._lock:
             end = self._placer.ends[number]
-            extents.fill_zeros(end, round_up(end) - end)
-            writes += extents.finish(round_up(end))
-        return writes
+        extents.fill_zeros(end, round_up(end) - end)
+        extents.finish(round_up(end))
+
+    def flush(self) -> list[Future[None]]:
+        """After the last copy: seals the last file and returns all writes, to be waited for."""
+        if self._placer.ends:
+            self.seal(len(self._placer.ends) - 1)
+        return [write for _, extents in self._open.values() for write in extents.writes]
 
     def sync(self) -> dict[str, int]:
         """Makes all files durable and closes them; returns their sizes by relative path."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 
-from jaxckpt.io.extents import AbandonedError
+from jaxckpt.io.waiting import AbandonedError, wait_for_all
 
 _MOST_COPY_THREADS = 8  # io/pool.py counts on it
 _FEWEST_READ_THREADS = 4
@@ -84,8 +84,11 @@ class Job:
             self.fail(error)
 
     def join(self, futures: Iterable[Future[None]]) -> None:
-        """Waits for all tasks given, then raises the job's first error if there is one."""
-        wait(list(futures))
+        """Waits for all tasks given, then raises the job's first error if there is one.
+
+        An interrupt stops the job and is raised as its error, once no task is running.
+        """
+        wait_for_all(futures, self.fail)
         self.check()
 
     def check(self) -> None:

@@ -3,8 +3,9 @@
 The file is cut into windows of one pool block each. Whoever copies bytes to an offset gets the
 block of that window (a new lease if it is the first there); the copy that completes a window hands
 it to a writer thread, which writes it past the page cache and gives the block back. Values may
-cross windows. A copy holds at most the window that it is in and shares the ones at its ends, so
-with J copying threads at most 2 J + 1 windows are unfinished at a time and the pool's least number
+cross windows. A copy holds at most the window that it is in and shares the ones at its ends, and a
+file is finished by the copy behind its last value; so with J copying threads that begin in the
+order of the places at most 2 J + 1 windows are unfinished at a time, and the pool's least number
 of blocks is enough to go on.
 """
 
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import BLOCK_BYTES, Writer
+from jaxckpt.io.waiting import AbandonedError, wait_for_all
 
 Submit = Callable[[Callable[[], None]], "Future[None]"]
 
@@ -83,18 +85,21 @@ class ExtentWriter:
         for piece in self.pieces(offset, nbytes):
             piece.fill(0)
 
-    def finish(self, length: int) -> list[Future[None]]:
-        """Says that the file ends at ``length`` (a block multiple), and all before it is filled.
+    def finish(self, length: int) -> None:
+        """Says that the file ends at ``length`` (a block multiple).
 
-        Returns:
-            The writes, to be waited for.
+        Other threads may still be filling what is before it.
         """
         with self._lock:
             self._length = length
             rest = list(self._windows.items())
         for number, window in rest:
             self._write_if_full(number, window)
-        return self._pending
+
+    @property
+    def writes(self) -> list[Future[None]]:
+        """The writes handed out so far, to be waited for."""
+        return list(self._pending)
 
     def abandon(self) -> None:
         """Waits for the writes under way, and gives back the blocks that will never be full.
@@ -102,7 +107,7 @@ class ExtentWriter:
         No copy may be running any more. A file must not be closed before this returns: a late
         write would go to whatever the system gave the same handle to.
         """
-        wait(self._pending)
+        wait_for_all(self._pending)
         with self._lock:
             windows, self._windows = list(self._windows.values()), {}
         for window in windows:
@@ -118,11 +123,16 @@ class ExtentWriter:
             mine = window is None
             if window is None:
                 window = self._windows[number] = _Window()
-        if mine:
-            window.block = self._pool.acquire(self._may_grow)
-            window.ready.set()
-        else:
+        if not mine:
             window.ready.wait()
+        else:
+            try:
+                window.block = self._pool.acquire(self._may_grow, self._stopped)
+            finally:
+                if window.block is None:
+                    with self._lock:
+                        self._windows.pop(number, None)
+                window.ready.set()
         if window.block is None:
             raise AbandonedError
         return window
@@ -153,7 +163,3 @@ class ExtentWriter:
                 self._pool.give_back(memory)
 
         self._pending.append(self._submit(write))
-
-
-class AbandonedError(Exception):
-    """The save failed elsewhere; this part of it has nothing left to do."""

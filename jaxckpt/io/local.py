@@ -21,17 +21,20 @@ if TYPE_CHECKING:
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _AT_FDCWD = -100
+_READING = ("open", "list")
 _NO_SUCH_CALL = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
 @contextlib.contextmanager
 def _named(operation: str, path: str) -> Generator[None]:
-    """Gives an OSError the operation and the path; a missing file keeps its own class."""
+    """Gives an OSError the operation and the path; what is missing to a reader keeps its class."""
     try:
         yield
-    except (JaxckptError, FileNotFoundError):
+    except JaxckptError:
         raise
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and operation in _READING:
+            raise
         raise StorageError(operation, path, error) from error
 
 

@@ -7,17 +7,21 @@ wants more waits until somebody gives back.
 
 from __future__ import annotations
 
+import errno
 import threading
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxckpt.errors import StorageError
 from jaxckpt.io.local import aligned_memory
 from jaxckpt.io.store import BLOCK_BYTES
 
 _MAX_BLOCK_BYTES = 16 << 20
 _MIN_BLOCK_BYTES = 256 << 10
 _BLOCKS_WANTED = 24
+_LOOK_AGAIN_SECS = 0.1
 _MIN_BLOCKS = 18  # see io/extents.py: what 8 copy threads may hold unfinished, and one more
 
 
@@ -45,23 +49,40 @@ class HostPool:
         self._limit = budget_bytes
         self._changed = threading.Condition()
 
-    def acquire(self, may_grow: bool = True) -> NDArray[np.uint8]:
-        """A block; waits until there is one.
+    def acquire(
+        self, may_grow: bool = True, stopped: Callable[[], bool] = lambda: False
+    ) -> NDArray[np.uint8] | None:
+        """A block; waits until there is one, or gives None once ``stopped`` says so.
 
         Args:
             may_grow: False prefers to wait for a used block over touching fresh memory, as long
                 as some block is out.
+            stopped: whether the save that wants the block has failed.
+
+        Raises:
+            StorageError: the system gave no memory.
         """
         with self._changed:
             while not self._free:
+                if stopped():
+                    return None
                 if self._held + self.block_bytes <= self._limit and (may_grow or not self._held):
                     self._held += self.block_bytes
                     self.peak_bytes = max(self.peak_bytes, self._held)
                     break
-                self._changed.wait()
+                self._changed.wait(_LOOK_AGAIN_SECS)
             else:
                 return self._free.pop()
-        return np.frombuffer(aligned_memory(self.block_bytes), np.uint8)
+        try:
+            return np.frombuffer(aligned_memory(self.block_bytes), np.uint8)
+        except (OSError, MemoryError, ValueError) as error:
+            with self._changed:
+                self._held -= self.block_bytes
+                self._changed.notify()
+            cause = error if isinstance(error, OSError) else OSError(errno.ENOMEM, str(error))
+            raise StorageError(
+                "allocate", "host memory", cause, "Lower memory_budget_bytes or free memory."
+            ) from error
 
     def give_back(self, block: NDArray[np.uint8]) -> None:
         """Returns a block that nobody looks at any more."""

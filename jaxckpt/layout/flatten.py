@@ -11,7 +11,7 @@ import numpy as np
 from jax import tree_util
 
 from jaxckpt._types import PathEntry
-from jaxckpt.errors import UnsupportedLeafError
+from jaxckpt.errors import InvalidOptionsError, UnsupportedLeafError
 from jaxckpt.format.limits import MAX_KEY_BYTES, MAX_TREE_DEPTH
 from jaxckpt.format.tree import NodeKind, TreeNode
 
@@ -96,7 +96,10 @@ def flatten_target(target: Any) -> FlatTarget:
         split = _one_level(x, ())
         return split is not None and not split.children
 
-    raw, treedef = tree_util.tree_flatten_with_path(target, is_leaf=stops)
+    try:
+        raw, treedef = tree_util.tree_flatten_with_path(target, is_leaf=stops)
+    except (ValueError, TypeError) as error:
+        raise InvalidOptionsError("target", type(target).__name__, f"a pytree ({error})") from error
     leaves: list[tuple[Path, Any]] = []
     for keys, value in raw:
         path = tuple(_entry(k, ()) for k in keys)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -69,8 +70,12 @@ def match_target(
     problems: list[str] = []
     wanted: list[Wanted] = []
     used: set[tuple[str, ...]] = set()
+    seen: set[tuple[str, ...]] = set()
     for path, own in target:
         names = tuple(name for _, name in path)
+        if names in seen:
+            problems.append(f"{path_text(path)}: there twice in the target, as int and as str key")
+        seen.add(names)
         spec = by_name.get(names)
         nothing = own is None or isinstance(own, EmptyNode)
         if spec is None:
@@ -137,6 +142,8 @@ def _match_leaf(spec: LeafSpec, own: Any, cast: bool) -> Wanted | str:
         return f"stored is {_stored_text(spec)}, the target has {_target_text(own)}"
     if stored_nothing:
         return f"stored is {_stored_text(spec)}, the target has {_target_text(own)}"
+    if isinstance(own, jax.core.Tracer):
+        return "the target is a tracer; restore outside of jit, grad and vmap"
     if type(own) in _PYTHON_TYPES:
         return _match_value(spec, own, cast)
     if not hasattr(own, "shape") or not hasattr(own, "dtype"):

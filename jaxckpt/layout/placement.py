@@ -18,6 +18,11 @@ class Place:
     offset: int
     length: int
 
+    @property
+    def begins_file(self) -> bool:
+        """Whether this is the first value of its file: then the file before it is complete."""
+        return self.offset == 0
+
 
 class Placer:
     """Hands out places one after another; the same calls give the same places.

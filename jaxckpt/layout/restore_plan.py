@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from jaxckpt._types import Box, LeafSpec, Span
 from jaxckpt.format.dtypes import DTYPES
-from jaxckpt.format.zarr import chunk_key
+from jaxckpt.format.zarr import CRC_BYTES, chunk_key
 from jaxckpt.layout.chunking import chunk_box, positions_meeting
 
+_MOST_COMPRESSION = 1 << 15  # zstd packs zeros about this well
 COALESCE_GAP_BYTES = 64 << 10
 COALESCE_READ_BYTES = 4 << 20
 
@@ -44,12 +45,12 @@ class ChunkRead:
     crc: int | None
 
 
-class MissingChunkError(LookupError):
-    """A chunk is not in the index; ``leaf`` and ``key`` name it."""
+class BadChunkError(LookupError):
+    """A chunk is missing or has an impossible length; ``leaf`` names it."""
 
-    def __init__(self, leaf: str, key: bytes) -> None:
-        self.leaf, self.key = leaf, key
-        super().__init__(f"chunk {key.decode()} of leaf {leaf} is not in the index")
+    def __init__(self, leaf: str, problem: str) -> None:
+        self.leaf = leaf
+        super().__init__(problem)
 
 
 def plan_reads(
@@ -60,7 +61,7 @@ def plan_reads(
     """Each chunk that meets a slot, once, ordered by leaf.
 
     Raises:
-        MissingChunkError: the index lacks a chunk.
+        BadChunkError: the index lacks a chunk.
     """
     by_leaf: dict[int, list[int]] = {}
     for number, slot in enumerate(slots):
@@ -81,13 +82,32 @@ def plan_reads(
             key = chunk_key(spec.name, position)
             source = find(key)
             if source is None:
-                raise MissingChunkError(spec.name, key)
+                raise BadChunkError(spec.name, f"chunk {key.decode()} is not in the index")
             full = chunk_box(position, spec.chunk_shape)
             stop = tuple(map(min, full.stop, spec.stored_shape))
             box = Box(full.start, stop)
             crc = _expected_crc(spec, position)
             reads.append(ChunkRead(leaf, box, full.shape, source, tuple(users), crc))
     return reads
+
+
+def check_lengths(
+    leaves: Sequence[LeafSpec], reads: Sequence[ChunkRead], checksum: bool, compression: str | None
+) -> None:
+    """Holds the claimed size of each chunk against the stored length, before memory is taken.
+
+    Raises:
+        BadChunkError: they do not fit.
+    """
+    for read in reads:
+        spec = leaves[read.leaf]
+        stored = read.source.length if isinstance(read.source, Span) else len(read.source)
+        claimed = chunk_bytes(spec) + (CRC_BYTES if checksum else 0)
+        fits = claimed <= stored * _MOST_COMPRESSION if compression else claimed == stored
+        if not fits:
+            raise BadChunkError(
+                spec.name, f"chunk {list(read.box.start)} has {stored} bytes, {claimed} are claimed"
+            )
 
 
 def _expected_crc(spec: LeafSpec, position: tuple[int, ...]) -> int | None:

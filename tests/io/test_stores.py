@@ -172,7 +172,8 @@ def test_values_of_any_size_copied_by_many_threads_land_where_they_belong(
     job.join([job.copy(lambda i=i: put(i)) for i in range(len(lengths))])
     end = round_up(placer.ends[0])
     extents.fill_zeros(placer.ends[0], end - placer.ends[0])
-    job.join(extents.finish(end))
+    extents.finish(end)
+    job.join(extents.writes)
     data = np.frombuffer(read_file(store, "/f", 1 << 30), np.uint8)
     assert data.size == end
     covered = np.zeros(end, bool)
