@@ -1,12 +1,9 @@
 """Reads stored values, checks them, and puts their elements where they belong.
 
-Everything is read past the page cache into scratch memory that each thread keeps, summed there
-while it is in the processor's cache, and copied on. Reading straight into the memory of the result
-saves that copy and was measured slower: the disk then waits while the system finds and clears
-fresh pages, one after another, whereas a copy takes them as it goes on another core.
-
-Large chunks that are one run of the memory they belong to go in pieces, so that the scratch
-memory stays small; others are read whole, near ones together.
+A large chunk that is one run of the memory it belongs to is read straight into it, past the page
+cache, piece by piece; what does not fill a block, and the checksum behind it, goes to a scratch
+block in the same system call. All other chunks pass through scratch memory that each thread keeps,
+near ones in one read.
 """
 
 from __future__ import annotations
@@ -36,8 +33,7 @@ from jaxckpt.layout.restore_plan import (
 )
 
 _RUN_FROM_BYTES = 64 << 10
-_PIECE_BYTES = 4 << 20
-_STRIDE_BYTES = 256 << 10  # summed and copied while it is in the cache
+_PIECE_BYTES = 8 << 20
 Task = tuple[Callable[[], None], frozenset[int]]
 """Something to run on any thread, and the leaves that it brings bytes for."""
 
@@ -120,24 +116,22 @@ class ChunkReader:
             crc, footer = 0, b""
             for start in range(0, span.length, _PIECE_BYTES):
                 size = min(_PIECE_BYTES, span.length - start)
-                scratch = self._scratch_memory(round_up(size))[: round_up(size)]
-                got = reader.read_into(span.offset + start, [scratch.data])
+                part = memory[start : start + size]
+                straight = 0 if part.ctypes.data % BLOCK_BYTES else part.size
+                straight -= straight % BLOCK_BYTES
+                rest = size - straight
+                scratch = self._scratch_memory(round_up(rest))[: round_up(rest)]
+                buffers = [b.data for b in (part[:straight], scratch) if b.size]
+                got = reader.read_into(span.offset + start, buffers)
                 self._check_read(read, span, start + min(got, size), start + size)
-                fill = min(size, max(0, memory.size - start))
-                crc = self._sum_and_copy(scratch[:fill], memory[start : start + fill], crc)
-                footer += scratch[fill:size].tobytes()
+                part[straight:] = scratch[: part.size - straight]
+                footer += scratch[part.size - straight : rest].tobytes()
+                if self._checksum:
+                    crc = crc32c.crc32c(part.data, crc)
             if self._checksum:
                 self._check_crc(read, span, crc, footer)
 
         return run
-
-    def _sum_and_copy(self, data: NDArray[np.uint8], to: NDArray[np.uint8], crc: int) -> int:
-        for start in range(0, data.size, _STRIDE_BYTES):
-            part = data[start : start + _STRIDE_BYTES]
-            if self._checksum:
-                crc = crc32c.crc32c(part.data, crc)
-            to[start : start + part.size] = part
-        return crc
 
     def _scratch_task(
         self, span: Span, parts: Sequence[tuple[ChunkRead, int]]

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from jaxckpt.io.waiting import AbandonedError, wait_for_all
 
 _MOST_COPY_THREADS = 8  # io/pool.py counts on it
-_FEWEST_READ_THREADS = 4
+_READ_THREADS = 8
 
 
 class Engine:
@@ -18,7 +18,7 @@ class Engine:
 
     Copies must not wait behind writes: a save returns when the copies are done. One thread that
     writes in order keeps a local disk busy; parallel file systems like more. Reads take more
-    threads than there are cores, since some wait for the disk while others copy.
+    threads than there are cores: each waits for the disk and for fresh pages in turn.
 
     Args:
         write_threads: threads that write.
@@ -29,7 +29,7 @@ class Engine:
         copy_threads = max(2, min(_MOST_COPY_THREADS, cores))
         self._copy = ThreadPoolExecutor(copy_threads, "jaxckpt-copy")
         self._write = ThreadPoolExecutor(write_threads, "jaxckpt-write")
-        self._read = ThreadPoolExecutor(max(_FEWEST_READ_THREADS, cores), "jaxckpt-read")
+        self._read = ThreadPoolExecutor(max(_READ_THREADS, cores), "jaxckpt-read")
 
     def job(self) -> Job:
         """A group of tasks that fails as one."""
