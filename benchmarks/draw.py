@@ -100,7 +100,7 @@ def _small(axis: Axes, rows: list[tuple[str, float, str]]) -> None:
     axis.set_xscale("log")
     axis.set_xlim(min(values) / 2, 4 * max(values))
     axis.set_yticks(places, labels)
-    _finish(axis, "microseconds a leaf of 1 KiB, log scale (less is better)")
+    _finish(axis, "us for a leaf of 1 KiB, log (less is better)")
 
 
 def _finish(axis: Axes, title: str) -> None:

@@ -239,7 +239,8 @@ class Checkpointer:
 
         Args:
             target: see `jaxckpt.restore`.
-            step: the newest by default.
+            step: the newest whole one by default, with a `DamagedStepWarning` for each newer
+                one that is not.
             cast, allow_missing, allow_extra: see `jaxckpt.restore`.
 
         Raises:
@@ -248,9 +249,12 @@ class Checkpointer:
         """
         self._refuse_if_closed()
         self.wait()
-        steps = self.steps()
+        scan = scan_steps(self._world.store, self.directory)
+        steps = scan.whole
         if step is None and steps:
             step = steps[-1]
+            for newer in sorted(s for s in scan.damaged if s > step):
+                self._warn_of(newer, scan.damaged[newer])
         if step is None or (step not in steps and not self._is_there(step)):
             raise StepNotFoundError(self.directory, step, steps)
         lenient = Leniency(cast, allow_missing, allow_extra)
@@ -275,11 +279,7 @@ class Checkpointer:
                     raise DamagedCheckpointError(self.step_path(step), scan.damaged[step])
                 return self._restore_step(step, state, Leniency()), step
             except (DamagedCheckpointError, NotACheckpointError) as error:
-                warnings.warn(
-                    f"step {step} of {self.directory} is damaged and passed over: {error}",
-                    DamagedStepWarning,
-                    stacklevel=2,
-                )
+                self._warn_of(step, error)
                 damaged = damaged or error
         if damaged is not None:
             raise damaged
@@ -311,6 +311,13 @@ class Checkpointer:
             ) from error
         except ValueError as error:
             raise DamagedCheckpointError(file, str(error)) from error
+
+    def _warn_of(self, step: int, problem: object) -> None:
+        warnings.warn(
+            f"step {step} of {self.directory} is damaged and passed over: {problem}",
+            DamagedStepWarning,
+            stacklevel=3,
+        )
 
     def _is_there(self, step: int) -> bool:
         return self._world.store.stat(self.step_path(step)) is not None

@@ -364,6 +364,8 @@ def test_a_step_that_is_not_whole_is_not_listed(
         with pytest.warns(jaxckpt.DamagedStepWarning, match="step 2 of .* is damaged"):
             _, step = ckpt.restore_or(state)
         assert step == 1
+        with pytest.warns(jaxckpt.DamagedStepWarning, match="step 2 of .* is damaged"):
+            ckpt.restore(state)
         file = run / "1/default" / name
         file.write_bytes(b"")
         assert ckpt.steps() == []
