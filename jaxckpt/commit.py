@@ -61,13 +61,20 @@ def publish(world: World, temporary: Temporary, final: str, *, replace: bool) ->
     """
     store, parent = world.store, parent_of(final)
     old: str | None = None
+    swapping = False
     try:
         store.sync_dir(temporary.path)
-        if replace and store.stat(final) is not None:
+        swapping = replace and store.stat(final) is not None
+        if swapping:
             old = _swap_in(world, temporary.path, final)
         else:
             store.rename(temporary.path, final)
     except Exception as error:
+        if swapping:
+            # A file system may report an error for what it has done; then the hidden name holds
+            # the old one. The next `clean_leftovers` removes it, after a sync.
+            temporary.lock.release()
+            raise
         discard(world, temporary)
         if isinstance(error, StorageError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             raise StepExistsError(final) from error
@@ -77,10 +84,10 @@ def publish(world: World, temporary: Temporary, final: str, *, replace: bool) ->
         raise
     try:
         store.sync_dir(parent)
+        if old is not None:
+            retire(world, old, name_of(final))  # under the lease, or another process might clean it
     finally:
         temporary.lock.release()
-    if old is not None:
-        retire(world, old, name_of(final))
 
 
 def _swap_in(world: World, path: str, final: str) -> str:

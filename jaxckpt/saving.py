@@ -43,6 +43,7 @@ from jaxckpt.layout.leaves import Described, describe_leaf
 from jaxckpt.layout.partition import host_partition
 from jaxckpt.layout.placement import Place
 from jaxckpt.layout.save_plan import ArrayLeaf, PlannedChunk, SavePlan, plan_save
+from jaxckpt.opened import check_files
 
 INLINE_BYTES = 4096
 """Values up to this size lie in the B+tree itself, so that all small leaves are one read."""
@@ -196,6 +197,7 @@ class StagedItem:
             self._options.checksum,
             self._options.compression,
         )
+        check_files(store, self._dir, sidecar)
         write_file(store, join(self._dir, SIDECAR_NAME), encode_sidecar(sidecar))
         store.sync_dir(self._dir)
 

@@ -369,3 +369,43 @@ def test_a_step_put_aside_by_a_live_writer_is_not_taken(states: list[Any]) -> No
         ckpt.wait()
         assert ckpt.restore(states[0])["step"] == 2
     assert inner.list_dir(RUN) == ["2"]
+
+
+def test_an_exchange_that_is_done_and_reported_as_failed_loses_neither(states: list[Any]) -> None:
+    inner = MemoryStore()
+    store = FaultyStore(
+        inner, counted=frozenset({"exchange"}), fail_at=1, error=errno.EIO, after=True
+    )
+    with checkpointer(store) as ckpt:
+        ckpt.save(2, states[1])
+        ckpt.wait()
+        with pytest.raises(StorageError):
+            ckpt.save(2, states[2], force=True)
+            ckpt.wait()
+    for after in (inner.kill(), inner.crash()):
+        with checkpointer(after) as ckpt:
+            found = ckpt.restore(states[0])
+            assert found["step"] in (1, 2)
+            np.testing.assert_array_equal(found["w"], states[found["step"]]["w"])
+        assert after.list_dir(RUN) == ["2"]
+
+
+def test_a_file_that_is_shorter_than_announced_is_not_committed(
+    states: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jaxckpt.errors import DamagedCheckpointError
+    from jaxckpt.testing.memory_store import MemoryWriter
+
+    real = MemoryWriter.sync
+
+    def losing(self: MemoryWriter) -> None:
+        if len(self._file.data) > 500_000:
+            del self._file.data[-1:]
+        real(self)
+
+    monkeypatch.setattr(MemoryWriter, "sync", losing)
+    with checkpointer(MemoryStore()) as ckpt:
+        ckpt.save(1, states[1])
+        with pytest.raises(DamagedCheckpointError, match="were written"):
+            ckpt.wait()
+        assert ckpt.steps() == []

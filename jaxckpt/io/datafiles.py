@@ -122,6 +122,9 @@ class DataFiles:
         """After the last copy: seals the last file and returns all writes, to be waited for."""
         if self._placer.ends:
             self.seal(len(self._placer.ends) - 1)
+        for number, (_, extents) in self._open.items():
+            if extents.unfinished:  # bytes that nobody would write: never to be committed
+                raise RuntimeError(f"{data_file(number)} has {extents.unfinished} unfilled windows")
         return [write for _, extents in self._open.values() for write in extents.writes]
 
     def sync(self) -> dict[str, int]:

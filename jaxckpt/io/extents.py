@@ -101,6 +101,12 @@ class ExtentWriter:
         """The writes handed out so far, to be waited for."""
         return list(self._pending)
 
+    @property
+    def unfinished(self) -> int:
+        """How many windows were begun and not handed to a writer."""
+        with self._lock:
+            return len(self._windows)
+
     def abandon(self) -> None:
         """Waits for the writes under way, and gives back the blocks that will never be full.
 
