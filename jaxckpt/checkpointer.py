@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import operator
 import os
 import threading
@@ -33,16 +32,13 @@ from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import join, make_dirs, parent_of, read_file, write_file
 from jaxckpt.io.world import World, local_world
+from jaxckpt.items import encode_items, is_item_name, state_item_name
 from jaxckpt.places import checked_path, find_item, scan_steps
 from jaxckpt.restoring import Leniency, open_any, restore_tree
 from jaxckpt.saving import StagedItem, plan_state, stage
 from jaxckpt.single import refuse_if_full
 
 _COMMIT_THREADS = "jaxckpt-commit"
-_LONGEST_ITEM_NAME = 100
-SINGLE_ITEM, STATE_ITEM = "default", "state"
-"""The item of the state. Orbax's manager takes ``default`` for the only item of a step, and refuses
-that name where there are others; then it is ``state``."""
 
 
 class Checkpointer:
@@ -159,7 +155,7 @@ class Checkpointer:
             return False
         self.wait()
         started = self._world.wall_ns()
-        encoded = _encode_items(items)
+        encoded = encode_items(items)
         final = self.step_path(step)
         if not force and self._world.store.stat(final) is not None:
             raise StepExistsError(final)
@@ -167,7 +163,7 @@ class Checkpointer:
         refuse_if_full(self._world, self.options, self.directory, plan)
         temporary = open_temporary(self._world, final)
         try:
-            item = join(temporary.path, _state_name(encoded))
+            item = join(temporary.path, state_item_name(encoded))
             self._world.store.make_dir(item)
             staged = stage(self._world, self.options, self._engine, self._pool, plan, item)
         except BaseException:
@@ -192,7 +188,7 @@ class Checkpointer:
         store = self._world.store
         try:
             staged.write()
-            handlers = {_state_name(items): orbaxmeta.STANDARD_HANDLER}
+            handlers = {state_item_name(items): orbaxmeta.STANDARD_HANDLER}
             for name, data in items.items():
                 folder = join(temporary.path, name)
                 store.make_dir(folder)
@@ -294,7 +290,7 @@ class Checkpointer:
         """
         self._refuse_if_closed()
         self.wait()
-        if not _is_item_name(name):
+        if not is_item_name(name):
             raise InvalidOptionsError("name", name, "the name of an item that was saved")
         step = self.latest_step() if step is None else step
         if step is None or not self._is_there(step):
@@ -396,34 +392,3 @@ def _checked_step(step: object) -> int:
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidOptionsError(name, value, "a whole number from 1 on")
-
-
-def _is_item_name(name: object) -> bool:
-    if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
-        return False
-    return name not in (SINGLE_ITEM, STATE_ITEM) and len(name) <= _LONGEST_ITEM_NAME
-
-
-def _state_name(items: Mapping[str, Any]) -> str:
-    return STATE_ITEM if items else SINGLE_ITEM
-
-
-def _encode_items(items: Mapping[str, Any] | None) -> dict[str, bytes]:
-    encoded: dict[str, bytes] = {}
-    if items is not None and not isinstance(items, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidOptionsError("items", items, "a dict of names and JSON values")
-    for name, value in (items or {}).items():
-        if not _is_item_name(name):
-            raise InvalidOptionsError(
-                "items",
-                name,
-                "names that are identifiers, without '_' in front, not 'default' or 'state'",
-            )
-        try:
-            encoded[name] = json.dumps(value, allow_nan=False).encode()
-            strictjson.parse(encoded[name], name)  # keys that JSON makes equal, {1: 0, "1": 0}
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidOptionsError(
-                f"items[{name!r}]", value, f"a value that JSON can hold ({error})"
-            ) from error
-    return encoded

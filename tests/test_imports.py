@@ -19,7 +19,7 @@ LAYERS = [
     {"io"},
     {"device", "dist"},
     {"opened", "foreign"},
-    {"saving", "restoring", "commit", "places"},
+    {"saving", "restoring", "commit", "places", "items"},
     {"single"},
     {"checkpointer", "handlers"},
     {"demo"},
