@@ -1,13 +1,14 @@
 """The frozen nouns that the layers hand to one another.
 
-Owns: Box, Span and the kinds of a leaf. Knows nothing of files, devices or jax.
+Owns: Box, Span, Processes and the kinds of a leaf. Knows nothing of files, devices or jax.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 KeyKind = Literal["key", "int", "index", "attr"]
 """How a node reaches a child: dict key of type str, dict key of type int, position, attribute."""
@@ -22,6 +23,24 @@ LeafKind = Literal[
 
 ARRAY_KINDS: frozenset[str] = frozenset({"jax", "numpy", "prng", "npscalar"})
 """Kinds whose exact bytes lie in Zarr arrays; the others lie exactly in the sidecar."""
+
+
+def _own_process(device: Any) -> int:
+    return int(device.process_index)
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes of the job, as plans see them.
+
+    Attributes:
+        index, count: of this process, and how many there are.
+        of: the process of a device; jax's own, unless a test lets threads play processes.
+    """
+
+    index: int = 0
+    count: int = 1
+    of: Callable[[Any], int] = _own_process
 
 
 @dataclass(frozen=True, slots=True)

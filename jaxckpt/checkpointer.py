@@ -14,7 +14,15 @@ from typing import Any, Self
 
 from jaxckpt import policy
 from jaxckpt._options import Options, checked_options
-from jaxckpt.commit import Temporary, clean_leftovers, discard, open_temporary, publish, retire
+from jaxckpt.agreeing import agree_on_save
+from jaxckpt.commit import (
+    Temporary,
+    clean_leftovers,
+    give_up,
+    open_temporary,
+    publish,
+    retire,
+)
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import (
     ClosedError,
@@ -28,6 +36,7 @@ from jaxckpt.errors import (
 from jaxckpt.format import orbaxmeta, strictjson
 from jaxckpt.format.limits import MAX_JSON_BYTES
 from jaxckpt.format.names import MAX_STEP
+from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import join, make_dirs, parent_of, read_file, write_file
@@ -157,53 +166,75 @@ class Checkpointer:
         started = self._world.wall_ns()
         encoded = encode_items(items)
         final = self.step_path(step)
-        if not force and self._world.store.stat(final) is not None:
-            raise StepExistsError(final)
-        plan = plan_state(state, self.options)
-        refuse_if_full(self._world, self.options, self.directory, plan)
-        temporary = open_temporary(self._world, final)
-        try:
-            item = join(temporary.path, state_item_name(encoded))
-            self._world.store.make_dir(item)
-            staged = stage(self._world, self.options, self._engine, self._pool, plan, item)
-        except BaseException:
-            discard(self._world, temporary)
-            raise
+        operation = self._world.coordinator.operation(f"save of step {step} to {self.directory}")
+        temporary: Temporary | None = None
+        item_name = state_item_name(encoded)
+        with operation:
+            try:
+                plan = plan_state(state, self.options, self._world.coordinator.processes)
+
+                def make_place() -> str:
+                    nonlocal temporary
+                    if not force and self._world.store.stat(final) is not None:
+                        raise StepExistsError(final)
+                    refuse_if_full(self._world, self.options, self.directory, plan)
+                    temporary = open_temporary(self._world, final)
+                    self._world.store.make_dir(join(temporary.path, item_name))
+                    return join(temporary.path, item_name)
+
+                item = agree_on_save(self._world.store, operation, plan, make_place)
+                staged = stage(
+                    self._world, self.options, self._engine, self._pool, operation, plan, item
+                )
+            except BaseException as error:
+                if temporary is not None:
+                    give_up(self._world, operation, temporary, error)
+                raise
 
         def finish() -> None:
-            self._finish(step, temporary, staged, encoded, started, force)
+            with operation:
+                self._finish(operation, step, temporary, staged, encoded, started, force)
 
         self._under_way.append(self._background.submit(finish))
         return True
 
     def _finish(
         self,
+        operation: Operation,
         step: int,
-        temporary: Temporary,
+        temporary: Temporary | None,
         staged: StagedItem,
         items: dict[str, bytes],
         started_ns: int,
         replace: bool,
     ) -> None:
-        store = self._world.store
+        """Writes; the primary, which holds ``temporary``, commits, and the others wait for it."""
         try:
             staged.write()
-            handlers = {state_item_name(items): orbaxmeta.STANDARD_HANDLER}
-            for name, data in items.items():
-                folder = join(temporary.path, name)
-                store.make_dir(folder)
-                write_file(store, join(folder, orbaxmeta.JSON_ITEM_NAME), data)
-                store.sync_dir(folder)
-                handlers[name] = orbaxmeta.JSON_HANDLER
-            about = orbaxmeta.encode_step(handlers, started_ns, self._world.wall_ns())
-            write_file(store, join(temporary.path, orbaxmeta.STEP_NAME), about)
-        except BaseException:
-            discard(self._world, temporary)
+            if temporary is not None:
+                self._describe_step(temporary.path, items, started_ns)
+        except BaseException as error:
+            if temporary is not None:
+                give_up(self._world, operation, temporary, error)
             raise
-        publish(self._world, temporary, self.step_path(step), replace=replace)
-        if self._keep_last is not None:
-            for old in policy.steps_to_remove(self.steps(), self._keep_last, step):
-                retire(self._world, self.step_path(old))
+        if temporary is not None:
+            publish(self._world, temporary, self.step_path(step), replace=replace)
+            if self._keep_last is not None:
+                for old in policy.steps_to_remove(self.steps(), self._keep_last, step):
+                    retire(self._world, self.step_path(old))
+        operation.exchange("committed")
+
+    def _describe_step(self, path: str, items: dict[str, bytes], started_ns: int) -> None:
+        store = self._world.store
+        handlers = {state_item_name(items): orbaxmeta.STANDARD_HANDLER}
+        for name, data in items.items():
+            folder = join(path, name)
+            store.make_dir(folder)
+            write_file(store, join(folder, orbaxmeta.JSON_ITEM_NAME), data)
+            store.sync_dir(folder)
+            handlers[name] = orbaxmeta.JSON_HANDLER
+        about = orbaxmeta.encode_step(handlers, started_ns, self._world.wall_ns())
+        write_file(store, join(path, orbaxmeta.STEP_NAME), about)
 
     def wait(self) -> None:
         """Blocks until the save under way, if any, is durable: it survives loss of power.

@@ -23,6 +23,7 @@ from jaxckpt.format.names import (
     parse_work_name,
     work_name,
 )
+from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.store import Lock, join, name_of, parent_of, remove_tree
 from jaxckpt.io.world import World
 
@@ -112,6 +113,18 @@ def discard(world: World, temporary: Temporary) -> None:
     try:
         remove_tree(world.store, temporary.path)
     finally:
+        temporary.lock.release()
+
+
+def give_up(world: World, operation: Operation, temporary: Temporary, error: BaseException) -> None:
+    """Discards, once no process writes there any more; else a later `clean_leftovers` does it.
+
+    Blocks for a bounded time.
+    """
+    operation.fail(error)
+    if operation.wait_until_left():
+        discard(world, temporary)
+    else:
         temporary.lock.release()
 
 

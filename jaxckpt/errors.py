@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import errno as _errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class JaxckptError(Exception):
@@ -83,7 +84,7 @@ class NotACheckpointError(JaxckptError, ValueError):
     """
 
     def __init__(self, path: str, found: str, next_step: str) -> None:
-        self.path, self.found = path, found
+        self.path, self.found, self.next_step = path, found, next_step
         super().__init__(f"{path} is not a checkpoint: {found}. {next_step}")
 
 
@@ -188,6 +189,74 @@ class StorageError(JaxckptError, OSError):
         return self._text
 
 
+class PeerFailedError(JaxckptError, RuntimeError):
+    """Another process of the job failed, so this one gave up too; nothing was committed.
+
+    Attributes:
+        process: the index of the process that failed.
+        error_type: the name of its error's class.
+        text: its error's message.
+    """
+
+    def __init__(self, what: str, process: int, error_type: str, text: str) -> None:
+        self.what, self.process, self.error_type, self.text = what, process, error_type, text
+        super().__init__(f"{what}: process {process} failed with {error_type}: {text}")
+
+
+class PeerMissingError(JaxckptError, TimeoutError):
+    """Processes of the job did not come to a point where all must meet.
+
+    Attributes:
+        doing: for each process that is missing, what it said last.
+    """
+
+    def __init__(
+        self, what: str, point: str, timeout_secs: float, doing: Mapping[int, str]
+    ) -> None:
+        self.what, self.point, self.doing = what, point, dict(doing)
+        self.timeout_secs = timeout_secs
+        who = "; ".join(f"process {p} {text}" for p, text in sorted(doing.items())[:20])
+        more = f"; and {len(doing) - 20} more" if len(doing) > 20 else ""
+        super().__init__(
+            f"{what}: waited {timeout_secs:g} s for all processes at '{point}': {who}{more}. "
+            "Look at the logs of those processes; every process must make this call."
+        )
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ProcessesDisagreeError(JaxckptError, ValueError):
+    """The processes of the job do not ask for the same thing; nothing was written or read.
+
+    Attributes:
+        problem: what differs, and between which processes.
+    """
+
+    def __init__(self, what: str, problem: str) -> None:
+        self.what, self.problem = what, problem
+        super().__init__(f"{what}: the processes of the job disagree: {problem}.")
+
+
+class NotSharedError(JaxckptError, OSError):
+    """A process does not see the directory that the others use.
+
+    Attributes:
+        path: the directory.
+        process: the process that does not see it.
+    """
+
+    def __init__(self, path: str, process: int, detail: str) -> None:
+        self.path, self.process, self.detail = path, process, detail
+        super().__init__(
+            f"process {process} does not see {detail} in {path}: every process must use the same "
+            "directory of a shared file system. Check the path and the mount on its host."
+        )
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class ClosedError(JaxckptError, RuntimeError):
     """The object was closed; make a new one."""
 
@@ -207,3 +276,47 @@ _ADVICE: dict[int, str] = {
     _errno.ENOTDIR: "A part of the path is a file: choose another directory.",
     _errno.EIO: "The device reported an error: the step was given up, older steps are untouched.",
 }
+
+# Errors that mean the same on every process, with their constructor's arguments.
+_SHARED: dict[type[JaxckptError], tuple[str, ...]] = {
+    PeerFailedError: ("what", "process", "error_type", "text"),
+    PeerMissingError: ("what", "point", "timeout_secs", "doing"),
+    ProcessesDisagreeError: ("what", "problem"),
+    NotSharedError: ("path", "process", "detail"),
+    StepExistsError: ("path",),
+    StepNotFoundError: ("path", "step", "available"),
+    DamagedCheckpointError: ("path", "problem", "leaf", "offset"),
+    NotACheckpointError: ("path", "found", "next_step"),
+    FormatVersionError: ("path", "found", "known"),
+}
+
+
+def error_to_word(error: BaseException) -> dict[str, Any]:
+    """An error as JSON, to be told to the other processes of the job."""
+    word: dict[str, Any] = {"type": type(error).__name__, "text": str(error) or repr(error)}
+    fields = _SHARED.get(type(error))  # pyright: ignore[reportArgumentType]
+    if fields is not None:
+        word["fields"] = {name: getattr(error, name) for name in fields}
+    return word
+
+
+def error_from_word(what: str, process: int, word: dict[str, Any]) -> JaxckptError:
+    """What a process raises because another one failed.
+
+    The same error where it is about what all share, a `PeerFailedError` where it is about the
+    process.
+
+    Args:
+        what: the operation.
+        process: the one that failed.
+        word: from `error_to_word`.
+    """
+    for kind, names in _SHARED.items():
+        if kind.__name__ == word["type"] and set(word.get("fields", ())) == set(names):
+            fields = dict(word["fields"])
+            if "doing" in fields:
+                fields["doing"] = {int(p): text for p, text in fields["doing"].items()}
+            error = kind(**fields)
+            error.add_note(f"found by process {process} in {what}")
+            return error
+    return PeerFailedError(what, process, word["type"], word["text"])

@@ -15,9 +15,11 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxckpt._options import Options, checked_options
+from jaxckpt.agreeing import agree_on_plan
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import InvalidOptionsError, StorageError
 from jaxckpt.format import orbaxmeta
+from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.world import local_world
@@ -59,12 +61,19 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
     async def async_save(self, directory: epath.Path, args: ShardedSave) -> list[Any] | None:
         """Returns once the state is copied out; the futures once the item is durable."""
         path = checked_path(directory)
-        plan = plan_state(args.item, self._options)
-        await self._wait_for_directory(path)
-        staged = self._stage(path, plan)
+        operation = self._begin(path)
+        with operation:
+            plan = self._plan(operation, args.item)
+            await self._wait_for_directory(path)
+            staged = self._stage(operation, path, plan)
+
+        def write() -> None:
+            with operation:
+                staged.write()
+                operation.exchange("whole")
 
         async def finish() -> None:
-            await asyncio.to_thread(staged.write)
+            await asyncio.to_thread(write)
 
         return [CommitFuture(finish(), name="jaxckpt-item")]
 
@@ -83,12 +92,24 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
 
     def save(self, directory: epath.Path, args: ShardedSave) -> None:
         """Saves and waits until the item is durable."""
-        plan = plan_state(args.item, self._options)
-        self._stage(checked_path(directory), plan).write()
+        path = checked_path(directory)
+        with self._begin(path) as operation:
+            plan = self._plan(operation, args.item)
+            self._stage(operation, path, plan).write()
+            operation.exchange("whole")
 
-    def _stage(self, path: str, plan: StatePlan) -> StagedItem:
-        refuse_if_full(self._world, self._options, path, plan)
-        return stage(self._world, self._options, self._engine, self._pool, plan, path)
+    def _begin(self, path: str) -> Operation:
+        return self._world.coordinator.operation(f"save to {path}")
+
+    def _plan(self, operation: Operation, state: Any) -> StatePlan:
+        plan = plan_state(state, self._options, self._world.coordinator.processes)
+        agree_on_plan(operation, plan)
+        return plan
+
+    def _stage(self, operation: Operation, path: str, plan: StatePlan) -> StagedItem:
+        if self._world.coordinator.is_primary:
+            refuse_if_full(self._world, self._options, path, plan)
+        return stage(self._world, self._options, self._engine, self._pool, operation, plan, path)
 
     def restore(self, directory: epath.Path, args: ShardedRestore | None = None) -> Any:
         """Restores the item; see `jaxckpt.restore`."""

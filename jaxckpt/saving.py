@@ -7,8 +7,6 @@ Publishing it under its name is the commit's work (`commit.py`, or orbax's).
 from __future__ import annotations
 
 import functools
-import json
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -19,38 +17,34 @@ import numpy as np
 
 from jaxckpt._calm import calm
 from jaxckpt._options import Options
-from jaxckpt._types import ARRAY_KINDS, LeafSpec
-from jaxckpt.device.host_view import host_region
-from jaxckpt.errors import DamagedCheckpointError
-from jaxckpt.format import orbaxmeta
+from jaxckpt._types import ARRAY_KINDS, LeafSpec, Processes
+from jaxckpt.device.host_view import host_chunk
 from jaxckpt.format.btree import ValueRef
 from jaxckpt.format.datafiles import DataFile
-from jaxckpt.format.frame import FormatError
-from jaxckpt.format.index import Entry, build_tree, read_tree
-from jaxckpt.format.manifest import MANIFEST_NAME, Root, decode_manifest, encode_manifest
+from jaxckpt.format.index import Entry, build_tree
+from jaxckpt.format.manifest import MANIFEST_NAME, encode_manifest
 from jaxckpt.format.names import INDEX_FILE, data_file, process_dir
-from jaxckpt.format.sidecar import SIDECAR_NAME, FileRecord, Sidecar, encode_sidecar
+from jaxckpt.format.sidecar import FileRecord, Sidecar
 from jaxckpt.format.tree import TreeNode
 from jaxckpt.format.zarr import array_metadata, chunk_key, metadata_key
+from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.datafiles import DataFiles
 from jaxckpt.io.engine import Engine, Job
 from jaxckpt.io.pool import HostPool
-from jaxckpt.io.spans import read_span
-from jaxckpt.io.store import join, read_file, write_file
+from jaxckpt.io.store import join, write_file
 from jaxckpt.io.world import World
 from jaxckpt.layout.flatten import flatten
 from jaxckpt.layout.leaves import Described, describe_leaf
 from jaxckpt.layout.partition import host_partition
 from jaxckpt.layout.placement import Place
 from jaxckpt.layout.save_plan import ArrayLeaf, PlannedChunk, SavePlan, plan_save
-from jaxckpt.opened import check_files
+from jaxckpt.merging import EMPTY_KEY, Announcement, decode_announcement, write_root
 
 INLINE_BYTES = 4096
 """Values up to this size lie in the B+tree itself, so that all small leaves are one read."""
 _FIXED_BYTES = 4 << 20  # plan, index and threads of a save; measured at under 3 MiB
 _TOGETHER_BYTES = 256 << 10  # below this a copy costs less than handing it to a thread
 _Copy = Callable[[], None]
-_EMPTY_KEY = b".jaxckpt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +66,14 @@ class StatePlan:
 
 
 @calm
-def plan_state(state: Any, options: Options) -> StatePlan:
-    """Names and classifies the leaves of a state and plans its chunks.
+def plan_state(state: Any, options: Options, processes: Processes) -> StatePlan:
+    """Names and classifies the leaves of a state and plans its chunks, for all processes.
 
     Raises:
         UnsupportedLeafError: a leaf can not be saved.
     """
     flat = flatten(state)
-    described = [describe_leaf(path, value) for path, value in flat.leaves]
+    described = [describe_leaf(path, value, processes) for path, value in flat.leaves]
     arrays: list[ArrayLeaf] = []
     for number, leaf in enumerate(described):
         if leaf.source is not None:
@@ -103,7 +97,7 @@ def plan_state(state: Any, options: Options) -> StatePlan:
             leaf.sharding,
         )
         leaves.append(SavingLeaf(spec, leaf))
-    return StatePlan(flat.root, leaves, plan, sum(c.nbytes for c in plan.chunks))
+    return StatePlan(flat.root, leaves, plan, plan.nbytes)
 
 
 class StagedItem:
@@ -114,43 +108,48 @@ class StagedItem:
     """
 
     def __init__(
-        self, world: World, options: Options, state: StatePlan, item_dir: str, files: DataFiles
+        self,
+        world: World,
+        options: Options,
+        operation: Operation,
+        state: StatePlan,
+        item_dir: str,
+        files: DataFiles,
     ) -> None:
         self._world, self._options, self._state = world, options, state
-        self._dir, self._files = item_dir, files
+        self._operation, self._dir, self._files = operation, item_dir, files
+        self._process = world.coordinator.process_index
         self._entries: list[Entry] = []
         self._writes: list[Future[None]] = []
-        counts = Counter(chunk.leaf for chunk in state.plan.chunks)
-        self._crcs = {leaf: np.zeros(n, "<u4") for leaf, n in counts.items()}
+        self._crcs = np.zeros(len(state.plan.owners), np.uint32)
         self._job: Job | None = None
         self.nbytes = 0
 
     def write(self) -> None:
         """Blocks until the item is whole and durable; its name in the parent is not, yet.
 
-        Every process of the job must call this.
+        Every process of the job must call this; at the primary it returns once the processes'
+        databases are merged, at the others once theirs are written.
         """
         assert self._job is not None
         try:
-            self._job.join(self._writes)
+            self._job.join(self._writes, self._operation.check)
             sizes = self._files.sync()
         except BaseException:
             self._files.abandon()
             raise
         own = self._write_database(sizes)
-        announced = self._world.coordinator.exchange(
-            f"written {self._dir}", json.dumps(own).encode()
-        )
-        if self._world.coordinator.process_index == 0:
-            self._write_root(_merge_announcements(announced))
+        announced = self._operation.gather("written", own.encode())
+        if announced:
+            self._write_root([decode_announcement(data) for data in announced])
 
     @calm
-    def _write_database(self, sizes: dict[str, int]) -> dict[str, list[int | None]]:
-        """The process's own index and manifest; returns size and crc of each of its files."""
-        world, process = self._world, process_dir(self._world.coordinator.process_index)
+    def _write_database(self, sizes: dict[str, int]) -> Announcement:
+        """The process's own index and manifest."""
+        world, process = self._world, process_dir(self._process)
         home = join(self._dir, process)
         if not self._entries:
-            self._entries.append((_EMPTY_KEY, b"1"))
+            self._entries.append((EMPTY_KEY, b"1"))
         self._entries.sort(key=lambda e: e[0])
         blob, root = build_tree(self._entries, DataFile("", INDEX_FILE), 0)
         manifest = encode_manifest(world.random_bytes(16), root, world.wall_ns())
@@ -158,69 +157,35 @@ class StagedItem:
         write_file(world.store, join(home, MANIFEST_NAME), manifest)
         world.store.sync_dir(join(home, "d"))
         world.store.sync_dir(home)
-        own: dict[str, list[int | None]] = {
-            f"{process}/{name}": [size, None] for name, size in sizes.items()
-        }
-        own[f"{process}/{INDEX_FILE}"] = [len(blob), None]
-        own[f"{process}/{MANIFEST_NAME}"] = [len(manifest), None]
-        return own
+        own = {f"{process}/{name}": FileRecord(size) for name, size in sizes.items()}
+        for name, data in ((INDEX_FILE, blob), (MANIFEST_NAME, manifest)):
+            own[f"{process}/{name}"] = FileRecord(len(data), crc32c.crc32c(data))
+        crcs = self._crcs[self._state.plan.owners == self._process]
+        return Announcement(own, len(self._entries), crcs)
 
     @calm
-    def _write_root(self, files: dict[str, FileRecord]) -> None:
-        """The primary's part: root manifest, orbax's files and the sidecar."""
-        store, specs = self._world.store, [leaf.spec for leaf in self._state.leaves]
-        extra = {
-            MANIFEST_NAME: self._root_manifest(),
-            orbaxmeta.TREE_NAME: orbaxmeta.encode_tree(specs),
-            orbaxmeta.SHARDING_NAME: orbaxmeta.encode_shardings(specs),
-            f"{orbaxmeta.ARRAYS_DIR}/process_0": orbaxmeta.encode_array_metadatas(specs),
-            orbaxmeta.STRINGS_NAME: orbaxmeta.encode_strings(specs),
-        }
-        store.make_dir(join(self._dir, orbaxmeta.ARRAYS_DIR))
-        records = dict(files)
-        for name, data in extra.items():
-            write_file(store, join(self._dir, name), data)
-            records[name] = FileRecord(len(data), crc32c.crc32c(data))
-        store.sync_dir(join(self._dir, orbaxmeta.ARRAYS_DIR))
+    def _write_root(self, announced: list[Announcement]) -> None:
+        """The primary's part."""
+        plan = self._state.plan
+        specs = [leaf.spec for leaf in self._state.leaves]
         if self._options.checksum:
-            specs = [
-                replace(spec, crcs=self._crcs[n].tobytes())
-                if n in self._crcs and spec.kind in ARRAY_KINDS
-                else spec
-                for n, spec in enumerate(specs)
-            ]
+            crcs = np.zeros(len(plan.owners), "<u4")
+            for process, announcement in enumerate(announced):
+                crcs[plan.owners == process] = announcement.crcs
+            for number, spec in enumerate(specs):
+                if number in plan.starts and spec.kind in ARRAY_KINDS:
+                    start = plan.starts[number]
+                    own = crcs[start : start + plan.chunk_count(number)]
+                    specs[number] = replace(spec, crcs=own.tobytes())
         sidecar = Sidecar(
             self._state.root,
             tuple(specs),
-            records,
-            self._world.coordinator.process_count,
+            {},
+            len(announced),
             self._options.checksum,
             self._options.compression,
         )
-        check_files(store, self._dir, sidecar)
-        write_file(store, join(self._dir, SIDECAR_NAME), encode_sidecar(sidecar))
-        store.sync_dir(self._dir)
-
-    def _root_manifest(self) -> bytes:
-        """Refers to the nodes of the process's database, after reading them back and checking.
-
-        With one process its tree is the whole tree, so the root manifest points at it through
-        the directory as base path and no node is written twice.
-        """
-        world, home = self._world, process_dir(0)
-        own = join(self._dir, home)
-        path = join(own, MANIFEST_NAME)
-        try:
-            root = decode_manifest(read_file(world.store, path, 1 << 20), path)
-            index = read_tree(root, lambda span: read_span(world.store, own, span))
-        except FormatError as error:
-            raise DamagedCheckpointError(path, f"just written and read back: {error}") from error
-        if len(index.keys) != len(self._entries) or root.location is None:
-            raise DamagedCheckpointError(path, "just written and read back: keys are missing")
-        place = root.location
-        location = ValueRef(DataFile(home + "/", place.file.name), place.offset, place.length)
-        moved = Root(root.height, location, root.num_keys, root.tree_bytes, root.indirect_bytes)
-        return encode_manifest(world.random_bytes(16), moved, world.wall_ns())
+        write_root(self._world, self._dir, sidecar, announced)
 
     # -- staging ---------------------------------------------------------------------------------
 
@@ -234,12 +199,12 @@ class StagedItem:
         try:
             for copies in self._in_order():
                 tasks.append(job.copy(functools.partial(_run_all, copies)))  # noqa: PERF401
-            if self._world.coordinator.process_index == 0:
+            if self._world.coordinator.is_primary:
                 self._add_metadata()
         except BaseException as error:  # noqa: BLE001  (raised by join, once no copy is running)
             job.fail(error)
         try:
-            job.join(tasks)
+            job.join(tasks, self._operation.check)
             self._writes = self._files.flush()
         except BaseException:
             job.fail(RuntimeError("stopped"))
@@ -252,15 +217,11 @@ class StagedItem:
         Threads begin them in that order, which bounds the windows that are begun and not full
         (see `io/extents.py`).
         """
-        seen: Counter[int] = Counter()
         together: list[_Copy] = []
         held = 0
-        for chunk in self._state.plan.chunks:
-            number, seen[chunk.leaf] = seen[chunk.leaf], seen[chunk.leaf] + 1
-            if chunk.process != self._world.coordinator.process_index:
-                continue
+        for chunk in self._state.plan.owned_by(self._process):
             self.nbytes += chunk.nbytes
-            copy = self._plan_copy(chunk, number)
+            copy = self._plan_copy(chunk)
             if copy is not None:
                 together.append(copy)
                 held += chunk.nbytes
@@ -270,30 +231,29 @@ class StagedItem:
         if together:
             yield together
 
-    def _plan_copy(self, chunk: PlannedChunk, number: int) -> _Copy | None:
-        """Gives a chunk its place; returns its copy, or None for a value of the index.
-
-        Args:
-            number: the chunk's place in its leaf's grid.
-        """
+    def _plan_copy(self, chunk: PlannedChunk) -> _Copy | None:
+        """Gives a chunk its place; returns its copy, or None for a value of the index."""
         leaf = self._state.leaves[chunk.leaf]
         key = chunk_key(leaf.spec.name, chunk.position)
-        source, device = leaf.described.source, chunk.device
-        inside = chunk.box.slices_within(chunk.region)
-        crcs = self._crcs[chunk.leaf]
+        row = self._state.plan.starts[chunk.leaf] + chunk.number
+        crcs = self._crcs
+
+        def value() -> np.ndarray:
+            found = host_chunk(leaf.described.source, chunk)
+            return _padded(found, leaf.spec.chunk_shape)
+
         if self._options.compression:
 
             def compress() -> None:
-                value = host_region(source, device)[inside]
-                place, crcs[number] = self._files.put_compressed(value)
+                place, crcs[row] = self._files.put_compressed(value())
                 self._entries.append((key, _ref(place)))
 
             return compress
         if chunk.nbytes <= INLINE_BYTES:
-            data = host_region(source, device)[inside].tobytes()
+            data = value().tobytes()
             if self._options.checksum:
-                crcs[number] = crc32c.crc32c(data)
-                data += crcs[number].tobytes()
+                crcs[row] = crc32c.crc32c(data)
+                data += crcs[row].tobytes()
             self._entries.append((key, data))
             return None
         place = self._files.place(chunk.nbytes)
@@ -302,7 +262,7 @@ class StagedItem:
         def copy() -> None:
             if place.begins_file and place.file:
                 self._files.seal(place.file - 1)
-            crcs[number] = self._files.put(place, host_region(source, device)[inside])
+            crcs[row] = self._files.put(place, value())
 
         return copy
 
@@ -330,12 +290,15 @@ def stage(
     options: Options,
     engine: Engine,
     pool: HostPool,
+    operation: Operation,
     state: StatePlan,
     item_dir: str,
     *,
     may_grow: bool = True,
 ) -> StagedItem:
-    """Copies a planned state out of its arrays; the caller may change or donate them afterwards.
+    """Copies what this process writes of a planned state out of its arrays.
+
+    The caller may change or donate them afterwards. Every process must call it.
 
     Args:
         item_dir: exists and is empty but for what other processes write.
@@ -344,7 +307,8 @@ def stage(
     home = join(item_dir, process_dir(world.coordinator.process_index))
     world.store.make_dir(home)
     world.store.make_dir(join(home, "d"))
-    pool.set_headroom(_FIXED_BYTES + _temporary_bytes(state, options))
+    process = world.coordinator.process_index
+    pool.set_headroom(_FIXED_BYTES + _temporary_bytes(state, options, process))
     job = engine.job()
     files = DataFiles(
         world.store,
@@ -356,7 +320,7 @@ def stage(
         direct=options.direct_io != "off",
         may_grow=may_grow,
     )
-    staged = StagedItem(world, options, state, item_dir, files)
+    staged = StagedItem(world, options, operation, state, item_dir, files)
     staged.copy_out(job)
     return staged
 
@@ -366,27 +330,29 @@ def _run_all(copies: list[_Copy]) -> None:
         copy()
 
 
-def _temporary_bytes(state: StatePlan, options: Options) -> int:
-    """What one temporary copy of a chunk takes: compressed, or made contiguous."""
+def _temporary_bytes(state: StatePlan, options: Options, process: int) -> int:
+    """What one temporary copy of a chunk takes: compressed, padded or made contiguous."""
     copies = 2 if options.compression else 1
     needed = 0
-    for chunk in state.plan.chunks:
+    for chunk in state.plan.owned_by(process):
         source = state.leaves[chunk.leaf].described.source
         whole = chunk.box == chunk.region
         row_wise = whole or chunk.box.shape[1:] == chunk.region.shape[1:]
+        uneven = chunk.box.shape != state.leaves[chunk.leaf].spec.chunk_shape
         fortran = isinstance(source, np.ndarray) and not source.flags.c_contiguous
-        if options.compression or not row_wise or fortran:
+        if options.compression or uneven or not row_wise or fortran:
             needed = max(needed, copies * chunk.nbytes)
     return needed
 
 
+def _padded(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A chunk at an uneven end, in the full shape in which Zarr stores it."""
+    if value.shape == shape:
+        return value
+    whole = np.zeros(shape, value.dtype)
+    whole[tuple(map(slice, value.shape))] = value
+    return whole
+
+
 def _ref(place: Place) -> ValueRef:
     return ValueRef(DataFile("", data_file(place.file)), place.offset, place.length)
-
-
-def _merge_announcements(announced: list[bytes]) -> dict[str, FileRecord]:
-    files: dict[str, FileRecord] = {}
-    for payload in announced:
-        for name, (size, crc) in json.loads(payload).items():
-            files[name] = FileRecord(size, crc)
-    return files

@@ -10,7 +10,8 @@ from collections.abc import Generator
 from typing import Any
 
 from jaxckpt._options import MIB, Options, checked_options
-from jaxckpt.commit import clean_leftovers, discard, open_temporary, publish
+from jaxckpt.agreeing import agree_on_save
+from jaxckpt.commit import Temporary, clean_leftovers, give_up, open_temporary, publish
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import NotACheckpointError, StepExistsError, StorageError
 from jaxckpt.format import orbaxmeta
@@ -39,7 +40,8 @@ def save(
     """Saves a pytree into a directory of its own; blocks until it is durable.
 
     All or nothing: the directory appears whole, or not at all. Plain orbax's
-    ``StandardCheckpointer`` and ``PyTreeCheckpointer`` restore it.
+    ``StandardCheckpointer`` and ``PyTreeCheckpointer`` restore it. Every process of the job must
+    call it with the same state; each writes what it owns.
 
     Args:
         path: the directory to make; missing parents are made too.
@@ -51,6 +53,8 @@ def save(
         UnsupportedLeafError: a leaf can not be saved; nothing was written.
         StepExistsError: the path exists and ``force`` is False.
         StorageError: the file system refused something; nothing is left behind.
+        ProcessesDisagreeError, PeerFailedError, PeerMissingError, NotSharedError: in a job of
+            several processes; nothing is committed.
     """
     options = checked_options(options)
     world = local_world(default_coordinator(), require_direct=options.direct_io == "on")
@@ -74,7 +78,39 @@ def save_item(
 ) -> None:
     """`save` in a given world."""
     started = world.wall_ns()
-    plan = plan_state(state, options)
+    coordinator = world.coordinator
+    operation = coordinator.operation(f"save to {path}")
+    temporary: Temporary | None = None
+    with operation:
+        try:
+            plan = plan_state(state, options, coordinator.processes)
+
+            def make_place() -> str:
+                nonlocal temporary
+                temporary = _open_place(world, options, path, plan, force=force)
+                return temporary.path
+
+            place = agree_on_save(world.store, operation, plan, make_place)
+            staged = stage(world, options, engine, pool, operation, plan, place)
+            staged.write()
+            if temporary is not None:
+                handlers = orbaxmeta.encode_step(
+                    orbaxmeta.STANDARD_HANDLER, started, world.wall_ns()
+                )
+                write_file(world.store, join(place, orbaxmeta.STEP_NAME), handlers)
+        except BaseException as error:
+            if temporary is not None:
+                give_up(world, operation, temporary, error)
+            raise
+        if temporary is not None:
+            publish(world, temporary, path, replace=force)
+        operation.exchange("committed")
+
+
+def _open_place(
+    world: World, options: Options, path: str, plan: StatePlan, *, force: bool
+) -> Temporary:
+    """The primary's part before the first byte: what is there, is there room, where to write."""
     store, parent = world.store, parent_of(path)
     found = store.stat(path)
     if found is not None and not force:
@@ -85,16 +121,7 @@ def save_item(
         store.sync_dir(parent_of(new))
     clean_leftovers(world, parent, only=name_of(path))
     refuse_if_full(world, options, parent, plan)
-    temporary = open_temporary(world, path)
-    try:
-        staged = stage(world, options, engine, pool, plan, temporary.path)
-        staged.write()
-        handlers = orbaxmeta.encode_step(orbaxmeta.STANDARD_HANDLER, started, world.wall_ns())
-        write_file(store, join(temporary.path, orbaxmeta.STEP_NAME), handlers)
-    except BaseException:
-        discard(world, temporary)
-        raise
-    publish(world, temporary, path, replace=force)
+    return open_temporary(world, path)
 
 
 def _refuse_to_replace_others(world: World, path: str) -> None:

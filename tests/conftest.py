@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from jax.sharding import Mesh
 
 from jaxckpt._options import Options
-from jaxckpt.io.coordinator import SingleProcess
+from jaxckpt.io.coordinator import Coordinator
 from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import Store
@@ -36,7 +36,7 @@ def world_of(store: Store) -> World:
     numbers = itertools.count(1)
     return World(
         store,
-        SingleProcess(),
+        Coordinator(),
         wall_ns=lambda: 1_700_000_000_000_000_000 + next(numbers),
         random_bytes=lambda n: next(numbers).to_bytes(n, "big"),
     )

@@ -50,10 +50,10 @@ def test_an_interrupt_waits_for_copies_that_are_running(
     waits = iter([KeyboardInterrupt, KeyboardInterrupt])
     real_wait = sys.modules["jaxckpt.io.waiting"].wait
 
-    def interrupted_wait(futures: Any) -> Any:
+    def interrupted_wait(futures: Any, timeout: float | None) -> Any:
         for error in waits:
             raise error
-        return real_wait(futures)
+        return real_wait(futures, timeout)
 
     with Checkpointer(tmp_path / "run", options=SMALL) as ckpt:
         monkeypatch.setattr("jaxckpt.io.waiting.wait", interrupted_wait)

@@ -9,8 +9,33 @@ import jax
 import numpy as np
 
 from jaxckpt._types import Box
-from jaxckpt.layout.save_plan import ASSEMBLE
+from jaxckpt.device.cutting import cut, needs_cut
+from jaxckpt.layout.save_plan import ASSEMBLE, PlannedChunk
 from jaxckpt.layout.shardings import box_of_index
+
+
+def host_chunk(source: Any, chunk: PlannedChunk) -> np.ndarray:
+    """The elements of a chunk of this process.
+
+    Blocks until they are there. Off an accelerator come only the chunk's own bytes: a part of a
+    shard is cut out on the device, by a function that was compiled for all parts of that shape.
+    On the CPU backend it is a view of the device's own memory; it must be dropped before the array
+    is donated.
+    """
+    if chunk.device >= 0 and chunk.box != chunk.region:
+        shard = shard_on(source, chunk.device)
+        if needs_cut(shard):
+            start = tuple(a - b for a, b in zip(chunk.box.start, chunk.region.start, strict=True))
+            return np.asarray(cut(shard, start, chunk.box.shape))
+    return host_region(source, chunk.device)[chunk.box.slices_within(chunk.region)]
+
+
+def shard_on(source: Any, device: int) -> jax.Array:
+    """The shard of an array on one of this process's devices, as an array of its own."""
+    for shard in source.addressable_shards:
+        if shard.device.id == device:
+            return shard.data
+    raise LookupError(f"device {device} holds no shard")
 
 
 def host_region(source: Any, device: int) -> np.ndarray:
@@ -31,12 +56,9 @@ def host_region(source: Any, device: int) -> np.ndarray:
         for shard in source.addressable_shards:
             index = wanted.get(shard.device.id)
             if index is not None:
-                out[index] = _to_numpy(shard)
+                out[index] = _to_numpy(shard.data)
         return out
-    for shard in source.addressable_shards:
-        if shard.device.id == device:
-            return _to_numpy(shard)
-    raise LookupError(f"device {device} holds no shard")
+    return _to_numpy(shard_on(source, device))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -51,9 +73,8 @@ def _one_device_each(
     return dict(found.values())
 
 
-def _to_numpy(shard: Any) -> np.ndarray:
-    array = shard.data
-    if shard.device.platform != "cpu":
+def _to_numpy(array: jax.Array) -> np.ndarray:
+    if next(iter(array.devices())).platform != "cpu":
         # An array keeps the host copy that was made of it; a second name for the same buffer
         # takes the copy along when it goes.
         array = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])

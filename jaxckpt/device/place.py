@@ -9,13 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxckpt._types import Box, LeafSpec
+from jaxckpt._types import Box, LeafSpec, Processes
 from jaxckpt.format.dtypes import DTYPES
 from jaxckpt.layout.match import Wanted
 from jaxckpt.layout.partition import whole_box
 from jaxckpt.layout.shardings import box_of_index, partition_of
 
 _WHOLE_BYTES = 64 << 10
+_OWN_PROCESSES = Processes()
 
 
 def data_sharding(want: Wanted) -> jax.sharding.Sharding | None:
@@ -48,7 +49,7 @@ def needed_boxes(want: Wanted) -> list[Box]:
     if sharding is None or _take_whole(want.spec):
         return [whole_box(shape)]
     own = {d.id for d in sharding.addressable_devices}
-    part = partition_of(sharding, shape)
+    part = partition_of(sharding, shape, _OWN_PROCESSES.of)
     return [
         box
         for box, group in zip(part.boxes, part.replicas, strict=True)

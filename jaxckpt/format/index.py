@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -125,6 +126,33 @@ def _groups(entries: Sequence[Entry]) -> list[Sequence[Entry]]:
         size += own
     groups.append(entries[start:])
     return groups
+
+
+def merge_entries(parts: Sequence[tuple[str, Index]], empty_key: bytes) -> list[Entry]:
+    """All entries of several databases, sorted; `build_tree` refuses a key that is in two.
+
+    Args:
+        parts: each database's directory, with a slash behind, and its index.
+        empty_key: what a database without keys of its own has; left out where others have some.
+    """
+    entries: list[Entry] = []
+    for home, index in parts:
+        files = [DataFile("", home + path) for path in index.files]
+        rows = zip(
+            index.keys,
+            index.file_ids.tolist(),
+            index.offsets.tolist(),
+            index.lengths.tolist(),
+            strict=True,
+        )
+        inline = index.inline
+        entries += [
+            (key, inline[row] if file < 0 else ValueRef(files[file], offset, length))
+            for row, (key, file, offset, length) in enumerate(rows)
+            if key != empty_key
+        ]
+    entries.sort(key=operator.itemgetter(0))
+    return entries or [(empty_key, b"1")]
 
 
 def read_tree(root: Root, fetch: Callable[[Span], bytes]) -> Index:

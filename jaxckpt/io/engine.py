@@ -83,12 +83,13 @@ class Job:
         except BaseException as error:  # noqa: BLE001  (raised again by join)
             self.fail(error)
 
-    def join(self, futures: Iterable[Future[None]]) -> None:
+    def join(self, futures: Iterable[Future[None]], look: Callable[[], None] | None = None) -> None:
         """Waits for all tasks given, then raises the job's first error if there is one.
 
-        An interrupt stops the job and is raised as its error, once no task is running.
+        An interrupt stops the job and is raised as its error, once no task is running; so does
+        what ``look`` raises, which is called about once a second.
         """
-        wait_for_all(futures, self.fail)
+        wait_for_all(futures, self.fail, look)
         self.check()
 
     def check(self) -> None:

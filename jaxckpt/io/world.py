@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxckpt.io.coordinator import Coordinator, SingleProcess
+from jaxckpt.io.coordinator import Coordinator
 from jaxckpt.io.local import LocalStore
 from jaxckpt.io.store import Store
 
@@ -32,4 +32,4 @@ class World:
 
 def local_world(coordinator: Coordinator | None = None, *, require_direct: bool = False) -> World:
     """The real one: this machine's files and clock."""
-    return World(LocalStore(require_direct=require_direct), coordinator or SingleProcess())
+    return World(LocalStore(require_direct=require_direct), coordinator or Coordinator())

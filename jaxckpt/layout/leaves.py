@@ -11,7 +11,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jaxckpt._types import LeafKind
+from jaxckpt._types import LeafKind, Processes
 from jaxckpt.errors import UnsupportedLeafError
 from jaxckpt.format.dtypes import DTYPES, dtype_name
 from jaxckpt.format.limits import MAX_NDIM
@@ -37,7 +37,8 @@ class Described:
     Attributes:
         kind: see ``LeafKind``.
         shape: in the tree.
-        source: the array whose bytes are stored (key data for ``prng``), None if there is none.
+        source: the array whose bytes are stored (key data for ``prng``), None if there is none;
+            in host memory where the partition says so.
         dtype: the dtype's name of ``source``.
         partition: where the bytes of ``source`` lie; None if there is none.
         impl: the PRNG implementation.
@@ -55,8 +56,11 @@ class Described:
     sharding: str | None = None
 
 
-def describe_leaf(path: Path, x: Any) -> Described:
+def describe_leaf(path: Path, x: Any, processes: Processes) -> Described:
     """Classifies one leaf.
+
+    In a job of several processes an array that lies on one process's own devices alone is what
+    every process has a copy of; it is saved as a host value is, by process 0.
 
     Raises:
         UnsupportedLeafError: it can not be saved; the error says why and what to do.
@@ -66,7 +70,7 @@ def describe_leaf(path: Path, x: Any) -> Described:
     if isinstance(x, EmptyNode):
         return Described("empty", value=x.kind)
     if isinstance(x, jax.Array):
-        return _describe_jax(path, x)
+        return _describe_jax(path, x, processes)
     if isinstance(x, np.ndarray | np.generic):
         return _describe_numpy(path, x)
     kind = _VALUE_KINDS.get(type(x))
@@ -83,7 +87,7 @@ def describe_leaf(path: Path, x: Any) -> Described:
     return Described(kind, (), np.array(x, name) if name else None, name, value=text)
 
 
-def _describe_jax(path: Path, x: jax.Array) -> Described:
+def _describe_jax(path: Path, x: jax.Array, processes: Processes) -> Described:
     if isinstance(x, jax.core.Tracer):
         raise UnsupportedLeafError(
             path_text(path), "it is a tracer", "Save outside of jit, grad and vmap."
@@ -94,17 +98,29 @@ def _describe_jax(path: Path, x: jax.Array) -> Described:
             "its buffer was deleted or donated to a jitted function",
             "Save the value that the function returned.",
         )
-    sharding = sharding_text(x.sharding)
+    one = processes.count > 1 and len({processes.of(d) for d in x.sharding.device_set}) == 1
+    sharding = None if one else sharding_text(x.sharding)
     extended = not isinstance(x.dtype, np.dtype)  # pyright: ignore[reportUnnecessaryIsInstance]
     if extended and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = jax.random.key_data(x)
         impl = str(jax.random.key_impl(x))
         name = data.dtype.name
-        part = partition_of(data.sharding, data.shape)
-        return Described("prng", x.shape, data, name, part, impl, "", sharding)
+        source, part = _placed(data, processes)
+        return Described("prng", x.shape, source, name, part, impl, "", sharding)
     _check_array(path, x.dtype, x.ndim)
-    part = partition_of(x.sharding, x.shape)
-    return Described("jax", x.shape, x, dtype_name(x.dtype), part, "", "", sharding)
+    source, part = _placed(x, processes)
+    return Described("jax", x.shape, source, dtype_name(x.dtype), part, "", "", sharding)
+
+
+def _placed(x: jax.Array, processes: Processes) -> tuple[Any, Partition]:
+    if processes.count == 1:
+        return x, partition_of(x.sharding, x.shape, processes.of)
+    holders = {processes.of(d) for d in x.sharding.device_set}
+    if holders == {processes.index}:
+        return np.asarray(x), host_partition(x.shape)
+    if len(holders) == 1:
+        return x, host_partition(x.shape, holders.pop())
+    return x, partition_of(x.sharding, x.shape, processes.of)
 
 
 def _describe_numpy(path: Path, x: np.ndarray | np.generic) -> Described:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from jaxckpt._types import Box
 from jaxckpt.format.dtypes import DTYPES
 from jaxckpt.layout.chunking import choose_chunk_shape, chunk_box, grid_positions
@@ -31,6 +33,7 @@ class PlannedChunk:
 
     Attributes:
         leaf: the leaf's number.
+        number: in C order of the leaf's chunk grid.
         position: in the leaf's chunk grid.
         box: the chunk's region of the leaf.
         region: the region of the leaf that its source holds; ``box`` lies inside.
@@ -40,6 +43,7 @@ class PlannedChunk:
     """
 
     leaf: int
+    number: int
     position: tuple[int, ...]
     box: Box
     region: Box
@@ -54,10 +58,21 @@ class SavePlan:
 
     chunks: tuple[PlannedChunk, ...]
     chunk_shapes: dict[int, tuple[int, ...]]
+    starts: dict[int, int]
+    owners: np.ndarray
+    nbytes: int
 
     def owned_by(self, process: int) -> list[PlannedChunk]:
         """The chunks that a process writes, in the order in which they lie on disk."""
         return [c for c in self.chunks if c.process == process]
+
+    def chunk_count(self, leaf: int) -> int:
+        return sum(c.leaf == leaf for c in self.chunks)
+
+    def digest(self) -> bytes:
+        import hashlib
+
+        return hashlib.sha256(repr((self.chunks, self.chunk_shapes)).encode()).digest()
 
 
 def plan_save(leaves: Sequence[ArrayLeaf], chunk_bytes: int) -> SavePlan:
@@ -74,8 +89,10 @@ def plan_save(leaves: Sequence[ArrayLeaf], chunk_bytes: int) -> SavePlan:
             if len(processes) == 1:
                 load[processes[0]] = load.get(processes[0], 0) + piece.nbytes
     chunks: list[PlannedChunk] = []
+    starts: dict[int, int] = {}
     for leaf, _, pieces in cut:
-        for piece in pieces:
+        starts[leaf.number] = len(chunks)
+        for number, piece in enumerate(pieces):
             processes = piece.processes
             process = processes[0]
             if len(processes) > 1:
@@ -85,6 +102,7 @@ def plan_save(leaves: Sequence[ArrayLeaf], chunk_bytes: int) -> SavePlan:
             chunks.append(
                 PlannedChunk(
                     leaf.number,
+                    number,
                     piece.position,
                     piece.box,
                     piece.region,
@@ -93,7 +111,13 @@ def plan_save(leaves: Sequence[ArrayLeaf], chunk_bytes: int) -> SavePlan:
                     device,
                 )
             )
-    return SavePlan(tuple(chunks), {leaf.number: shape for leaf, shape, _ in cut})
+    return SavePlan(
+        tuple(chunks),
+        {leaf.number: shape for leaf, shape, _ in cut},
+        starts,
+        np.array([c.process for c in chunks], np.int32),
+        sum(c.nbytes for c in chunks),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -11,12 +13,14 @@ from jaxckpt.layout.partition import Partition, Replica
 
 
 @functools.lru_cache(maxsize=4096)
-def partition_of(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Partition:
+def partition_of(
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...], process_of: Callable[[Any], int]
+) -> Partition:
     """The partition that a sharding makes of a shape; the same on every process."""
     groups: dict[Box, list[Replica]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         groups.setdefault(box_of_index(index, shape), []).append(
-            Replica(device.process_index, device.id)
+            Replica(process_of(device), device.id)
         )
     boxes = sorted(groups, key=lambda b: b.start)
     members = tuple(tuple(sorted(groups[b], key=lambda r: (r.process, r.device))) for b in boxes)
