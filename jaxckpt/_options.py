@@ -22,6 +22,16 @@ class Options:
             parallel file systems gain from more.
         checksum: store and check a crc32c for each chunk. Off only to see what it costs.
         compression: ``None``, or ``"zstd"`` (level 1; slower, and floats hardly shrink).
+        complete: how a restore in a job of several processes gets the bytes that several of them
+            need. ``"allgather"``: each byte is read once in the job, striped over the processes
+            that need it, and handed on over the devices. ``"broadcast"``: one of them reads, and
+            hands on. ``"direct"``: each reads all that it needs. ``"auto"`` measures the first two
+            ways on the first bytes and takes the faster one, the same on every process.
+        gather_bytes: device memory that one process takes for handing bytes on.
+        check_gathered: hold what was handed on against the stored checksums in every process, not
+            only where it was read.
+        barrier_secs: how long a process waits for the others before the first collective of a
+            restore.
         direct_io: ``"on"`` goes past the page cache and fails where the file system can not,
             ``"off"`` never does, ``"auto"`` does where it can.
     """
@@ -32,6 +42,10 @@ class Options:
     writer_threads: int = 1
     checksum: bool = True
     compression: Literal["zstd"] | None = None
+    complete: Literal["auto", "direct", "allgather", "broadcast"] = "auto"
+    gather_bytes: int = 128 * MIB
+    check_gathered: bool = True
+    barrier_secs: float = 60.0
     direct_io: Literal["on", "off", "auto"] = "auto"
 
     def __post_init__(self) -> None:
@@ -39,8 +53,16 @@ class Options:
         _check_int("data_file_bytes", self.data_file_bytes, 1 * MIB, 1 << 40)
         _check_int("memory_budget_bytes", self.memory_budget_bytes, 16 * MIB, 1 << 44)
         _check_int("writer_threads", self.writer_threads, 1, 64)
-        if not isinstance(self.checksum, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidOptionsError("checksum", self.checksum, "True or False")
+        _check_int("gather_bytes", self.gather_bytes, 1 * MIB, 1 << 40)
+        for name in ("checksum", "check_gathered"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidOptionsError(name, getattr(self, name), "True or False")
+        if self.complete not in ("auto", "direct", "allgather", "broadcast"):
+            raise InvalidOptionsError(
+                "complete", self.complete, "'auto', 'direct', 'allgather' or 'broadcast'"
+            )
+        if isinstance(self.barrier_secs, bool) or not 0 < self.barrier_secs <= 1e6:
+            raise InvalidOptionsError("barrier_secs", self.barrier_secs, "seconds, more than 0")
         if self.compression not in (None, "zstd"):
             raise InvalidOptionsError("compression", self.compression, "None or 'zstd'")
         if self.direct_io not in ("on", "off", "auto"):

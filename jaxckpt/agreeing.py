@@ -1,4 +1,4 @@
-"""What all processes must agree on before a save writes: the state's plan, host values, the place.
+"""What all processes must agree on before a byte is written or read: the plan and the place.
 
 Each process plans by itself, with no message; here the plans are compared, by digest first and
 leaf by leaf only to say what differs.
@@ -6,44 +6,53 @@ leaf by leaf only to say what differs.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
-
-import crc32c
-import numpy as np
 
 from jaxckpt.errors import NotSharedError, ProcessesDisagreeError
 from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.store import Store, parent_of
-from jaxckpt.saving import SavingLeaf, StatePlan
 
 _MOST_TOLD_BYTES = 64 << 20
 
 
-def agree_on_save(
-    store: Store, operation: Operation, state: StatePlan, make_place: Callable[[], str] | None
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What must be the same on every process.
+
+    Attributes:
+        digest: of all of it.
+        leaves: for each leaf its name and, in words, what it is, its sharding and its value.
+    """
+
+    digest: str
+    leaves: list[tuple[str, str, str | None, str | None]]
+
+
+def agree_on_place(
+    store: Store,
+    operation: Operation,
+    own: Callable[[], Fingerprint],
+    make_place: Callable[[], str],
 ) -> str:
     """Blocks until all processes have the same plan; returns the directory that they write to.
 
     Every process must call it.
 
     Args:
-        make_place: the primary's way to the directory, called there only; None where the
-            directory is known to all (see `agree_on_plan`).
+        make_place: the primary's way to the directory, called there only.
 
     Raises:
         ProcessesDisagreeError: trees, shapes, dtypes, shardings or host values differ.
         NotSharedError: a process does not see the primary's directory.
     """
-    place = ""
-    if operation.process_index == 0 and make_place is not None:
-        place = make_place()
+    place = make_place() if operation.process_index == 0 else ""
     if operation.alone:
         return place
-    place = agree_on_plan(operation, state, place)
+    place = agree(operation, own(), place)
     if store.stat(place) is None:
         store.list_dir(parent_of(place))  # a network file system may have to be asked twice
         if store.stat(place) is None:
@@ -53,50 +62,26 @@ def agree_on_save(
     return place
 
 
-def agree_on_plan(operation: Operation, state: StatePlan, place: str = "") -> str:
-    """Compares the plans of all processes; returns the primary's ``place``."""
+def agree(operation: Operation, own: Fingerprint, place: str = "") -> str:
+    """Blocks until all processes have the same plan; returns the primary's ``place``.
+
+    Every process must call it.
+
+    Raises:
+        ProcessesDisagreeError: names the first leaf that differs, and how.
+    """
     if operation.alone:
         return place
-    own = json.dumps([_digest(state), place]).encode()
-    words = [json.loads(word) for word in operation.exchange("same state everywhere", own)]
+    word = json.dumps([own.digest, place]).encode()
+    words = [json.loads(w) for w in operation.exchange("the same everywhere", word)]
     if any(digest != words[0][0] for digest, _ in words):
-        told = zlib.compress(json.dumps(_described(state)).encode())
+        told = zlib.compress(json.dumps(own.leaves).encode())
         if len(told) > _MOST_TOLD_BYTES:
             told = zlib.compress(b"[]")
         trees = operation.exchange("what differs", told)
         problem = _difference([json.loads(zlib.decompress(tree)) for tree in trees])
         raise ProcessesDisagreeError(operation.what, problem)
     return words[0][1]
-
-
-def _digest(state: StatePlan) -> str:
-    total = hashlib.sha256(state.plan.digest())
-    total.update(json.dumps(_described(state)).encode())
-    return total.hexdigest()
-
-
-def _described(state: StatePlan) -> list[list[Any]]:
-    """What must be the same everywhere, leaf by leaf, with words for it."""
-    leaves: list[list[Any]] = []
-    for leaf in state.leaves:
-        spec = leaf.spec
-        if spec.dtype and leaf.described.partition is not None:
-            what = f"{spec.impl or spec.dtype}{list(spec.shape)}"
-        else:
-            what = f"a Python {spec.kind}"
-        leaves.append([spec.name, what, spec.sharding, _host_value(leaf)])
-    return leaves
-
-
-def _host_value(leaf: SavingLeaf) -> str | None:
-    """Text that tells values apart of which every process has its own copy; one is stored."""
-    spec, source = leaf.spec, leaf.described.source
-    if not isinstance(source, np.ndarray):
-        return spec.value
-    if leaf.described.partition is None:
-        return spec.value
-    data = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
-    return f"crc32c {crc32c.crc32c(data.data):08x}"
 
 
 def _difference(trees: list[list[list[Any]]]) -> str:

@@ -14,15 +14,7 @@ from typing import Any, Self
 
 from jaxckpt import policy
 from jaxckpt._options import Options, checked_options
-from jaxckpt.agreeing import agree_on_save
-from jaxckpt.commit import (
-    Temporary,
-    clean_leftovers,
-    give_up,
-    open_temporary,
-    publish,
-    retire,
-)
+from jaxckpt.commit import clean_leftovers
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import (
     ClosedError,
@@ -30,7 +22,7 @@ from jaxckpt.errors import (
     DamagedStepWarning,
     InvalidOptionsError,
     NotACheckpointError,
-    StepExistsError,
+    NotSharedError,
     StepNotFoundError,
 )
 from jaxckpt.format import orbaxmeta, strictjson
@@ -39,13 +31,12 @@ from jaxckpt.format.names import MAX_STEP
 from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
-from jaxckpt.io.store import join, make_dirs, parent_of, read_file, write_file
+from jaxckpt.io.store import join, make_dirs, parent_of, read_file
 from jaxckpt.io.world import World, local_world
-from jaxckpt.items import encode_items, is_item_name, state_item_name
-from jaxckpt.places import checked_path, find_item, scan_steps
+from jaxckpt.items import encode_items, is_item_name
+from jaxckpt.places import agree_on_steps, checked_path, find_item, scan_steps
 from jaxckpt.restoring import Leniency, open_any, restore_tree
-from jaxckpt.saving import StagedItem, plan_state, stage
-from jaxckpt.single import refuse_if_full
+from jaxckpt.step_save import StepRequest, StepSave
 
 _COMMIT_THREADS = "jaxckpt-commit"
 
@@ -100,14 +91,19 @@ class Checkpointer:
 
     def _prepare_directory(self) -> None:
         store = self._world.store
-        found = store.stat(self.directory)
-        if found is not None and not found.is_dir:
-            raise NotACheckpointError(
-                self.directory, "it is a file", "Give a directory for the run."
-            )
-        for new in make_dirs(store, self.directory):
-            store.sync_dir(parent_of(new))
-        clean_leftovers(self._world, self.directory)
+        with self._operation(f"opening of {self.directory}") as operation:
+            if operation.process_index == 0:
+                found = store.stat(self.directory)
+                if found is not None and not found.is_dir:
+                    raise NotACheckpointError(
+                        self.directory, "it is a file", "Give a directory for the run."
+                    )
+                for new in make_dirs(store, self.directory):
+                    store.sync_dir(parent_of(new))
+                clean_leftovers(self._world, self.directory)
+            operation.exchange("directory is there")
+            if store.stat(self.directory) is None:
+                raise NotSharedError(self.directory, operation.process_index, "the directory")
 
     # -- what is there -----------------------------------------------------------------------------
 
@@ -163,78 +159,10 @@ class Checkpointer:
         if not force and not policy.is_due(step, self._save_every):
             return False
         self.wait()
-        started = self._world.wall_ns()
-        encoded = encode_items(items)
-        final = self.step_path(step)
-        operation = self._world.coordinator.operation(f"save of step {step} to {self.directory}")
-        temporary: Temporary | None = None
-        item_name = state_item_name(encoded)
-        with operation:
-            try:
-                plan = plan_state(state, self.options, self._world.coordinator.processes)
-
-                def make_place() -> str:
-                    nonlocal temporary
-                    if not force and self._world.store.stat(final) is not None:
-                        raise StepExistsError(final)
-                    refuse_if_full(self._world, self.options, self.directory, plan)
-                    temporary = open_temporary(self._world, final)
-                    self._world.store.make_dir(join(temporary.path, item_name))
-                    return join(temporary.path, item_name)
-
-                item = agree_on_save(self._world.store, operation, plan, make_place)
-                staged = stage(
-                    self._world, self.options, self._engine, self._pool, operation, plan, item
-                )
-            except BaseException as error:
-                if temporary is not None:
-                    give_up(self._world, operation, temporary, error)
-                raise
-
-        def finish() -> None:
-            with operation:
-                self._finish(operation, step, temporary, staged, encoded, started, force)
-
-        self._under_way.append(self._background.submit(finish))
+        request = StepRequest(self.directory, step, encode_items(items), force, self._keep_last)
+        save = StepSave(self._world, self.options, self._engine, self._pool, request, state)
+        self._under_way.append(self._background.submit(save.finish))
         return True
-
-    def _finish(
-        self,
-        operation: Operation,
-        step: int,
-        temporary: Temporary | None,
-        staged: StagedItem,
-        items: dict[str, bytes],
-        started_ns: int,
-        replace: bool,
-    ) -> None:
-        """Writes; the primary, which holds ``temporary``, commits, and the others wait for it."""
-        try:
-            staged.write()
-            if temporary is not None:
-                self._describe_step(temporary.path, items, started_ns)
-        except BaseException as error:
-            if temporary is not None:
-                give_up(self._world, operation, temporary, error)
-            raise
-        if temporary is not None:
-            publish(self._world, temporary, self.step_path(step), replace=replace)
-            if self._keep_last is not None:
-                for old in policy.steps_to_remove(self.steps(), self._keep_last, step):
-                    retire(self._world, self.step_path(old))
-        operation.exchange("committed")
-
-    def _describe_step(self, path: str, items: dict[str, bytes], started_ns: int) -> None:
-        store = self._world.store
-        handlers = {state_item_name(items): orbaxmeta.STANDARD_HANDLER}
-        for name, data in items.items():
-            folder = join(path, name)
-            store.make_dir(folder)
-            write_file(store, join(folder, orbaxmeta.JSON_ITEM_NAME), data)
-            store.sync_dir(folder)
-            handlers[name] = orbaxmeta.JSON_HANDLER
-        about = orbaxmeta.encode_step(handlers, started_ns, self._world.wall_ns())
-        write_file(store, join(path, orbaxmeta.STEP_NAME), about)
 
     def wait(self) -> None:
         """Blocks until the save under way, if any, is durable: it survives loss of power.
@@ -276,16 +204,17 @@ class Checkpointer:
         """
         self._refuse_if_closed()
         self.wait()
-        scan = scan_steps(self._world.store, self.directory)
-        steps = scan.whole
-        if step is None and steps:
-            step = steps[-1]
-            for newer in sorted(s for s in scan.damaged if s > step):
-                self._warn_of(newer, scan.damaged[newer])
-        if step is None or (step not in steps and not self._is_there(step)):
-            raise StepNotFoundError(self.directory, step, steps)
-        lenient = Leniency(cast, allow_missing, allow_extra)
-        return self._restore_step(step, target, lenient)
+        asked = "the newest step" if step is None else f"step {step}"
+        with self._operation(f"restore of {asked} of {self.directory}") as operation:
+            scan = agree_on_steps(operation, self._world.store, self.directory)
+            if step is None and scan.whole:
+                step = scan.whole[-1]
+                for newer in sorted(s for s in scan.damaged if s > step):
+                    self._warn_of(newer, scan.damaged[newer])
+            if step is None or (step not in scan.whole and not self._is_there(step)):
+                raise StepNotFoundError(self.directory, step, scan.whole)
+            lenient = Leniency(cast, allow_missing, allow_extra)
+            return self._restore_step(operation, step, target, lenient)
 
     def restore_or(self, state: Any) -> tuple[Any, int]:
         """The newest good step and its number, or the state given and 0 where there is no step.
@@ -298,13 +227,15 @@ class Checkpointer:
         """
         self._refuse_if_closed()
         self.wait()
-        scan = scan_steps(self._world.store, self.directory)
+        with self._operation(f"look at the steps of {self.directory}") as operation:
+            scan = agree_on_steps(operation, self._world.store, self.directory)
         damaged: DamagedCheckpointError | NotACheckpointError | None = None
         for step in sorted([*scan.whole, *scan.damaged], reverse=True):
             try:
                 if step in scan.damaged:
                     raise DamagedCheckpointError(self.step_path(step), scan.damaged[step])
-                return self._restore_step(step, state, Leniency()), step
+                with self._operation(f"restore of step {step} of {self.directory}") as operation:
+                    return self._restore_step(operation, step, state, Leniency()), step
             except (DamagedCheckpointError, NotACheckpointError) as error:
                 self._warn_of(step, error)
                 damaged = damaged or error
@@ -349,9 +280,17 @@ class Checkpointer:
     def _is_there(self, step: int) -> bool:
         return self._world.store.stat(self.step_path(step)) is not None
 
-    def _restore_step(self, step: int, target: Any, lenient: Leniency) -> Any:
-        item = open_any(self._world, find_item(self._world.store, self.step_path(step)))
-        return restore_tree(self._world, self.options, self._engine, item, target, lenient)
+    def _operation(self, what: str) -> Operation:
+        return self._world.coordinator.operation(what)
+
+    def _restore_step(self, operation: Operation, step: int, target: Any, lenient: Leniency) -> Any:
+        path = self.step_path(step)
+        if operation.process_index and self._world.store.stat(path) is None:
+            raise NotSharedError(self.directory, operation.process_index, f"step {step}")
+        item = open_any(self._world, find_item(self._world.store, path))
+        return restore_tree(
+            self._world, self.options, self._engine, operation, item, target, lenient
+        )
 
     # -- the end -----------------------------------------------------------------------------------
 

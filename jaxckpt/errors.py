@@ -226,6 +226,17 @@ class PeerMissingError(JaxckptError, TimeoutError):
         return str(self.args[0])
 
 
+class CollectiveFailedError(JaxckptError, RuntimeError):
+    """Handing bytes from device to device failed; most often since a process has died."""
+
+    def __init__(self, what: str, cause: Exception) -> None:
+        self.what = what
+        super().__init__(
+            f"{what}: a collective failed: {cause}. A process of the job has most likely died: "
+            "look at the logs of the others and start the job again."
+        )
+
+
 class ProcessesDisagreeError(JaxckptError, ValueError):
     """The processes of the job do not ask for the same thing; nothing was written or read.
 

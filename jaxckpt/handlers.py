@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxckpt._options import Options, checked_options
-from jaxckpt.agreeing import agree_on_plan
+from jaxckpt.agreeing import agree
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import InvalidOptionsError, StorageError
 from jaxckpt.format import orbaxmeta
@@ -24,8 +24,9 @@ from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.world import local_world
 from jaxckpt.places import checked_path, find_item
+from jaxckpt.planning import StatePlan, fingerprint, plan_state
 from jaxckpt.restoring import Leniency, open_any, restore_tree
-from jaxckpt.saving import StagedItem, StatePlan, plan_state, stage
+from jaxckpt.saving import StagedItem, stage
 from jaxckpt.single import refuse_if_full
 
 CommitFuture: Any = ocp.future.CommitFutureAwaitingContractedSignals  # pyright: ignore[reportAttributeAccessIssue]
@@ -103,20 +104,25 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
 
     def _plan(self, operation: Operation, state: Any) -> StatePlan:
         plan = plan_state(state, self._options, self._world.coordinator.processes)
-        agree_on_plan(operation, plan)
+        if not operation.alone:
+            agree(operation, fingerprint(plan))
         return plan
 
     def _stage(self, operation: Operation, path: str, plan: StatePlan) -> StagedItem:
         if self._world.coordinator.is_primary:
-            refuse_if_full(self._world, self._options, path, plan)
+            refuse_if_full(self._world, self._options, path, plan.nbytes)
         return stage(self._world, self._options, self._engine, self._pool, operation, plan, path)
 
     def restore(self, directory: epath.Path, args: ShardedRestore | None = None) -> Any:
         """Restores the item; see `jaxckpt.restore`."""
         args = args or ShardedRestore()
-        item = open_any(self._world, find_item(self._world.store, checked_path(directory)))
+        path = checked_path(directory)
         lenient = Leniency(args.cast, args.allow_missing, args.allow_extra)
-        return restore_tree(self._world, self._options, self._engine, item, args.item, lenient)
+        with self._world.coordinator.operation(f"restore of {path}") as operation:
+            item = open_any(self._world, find_item(self._world.store, path))
+            return restore_tree(
+                self._world, self._options, self._engine, operation, item, args.item, lenient
+            )
 
     def metadata(self, directory: epath.Path) -> Any:
         """The tree as orbax's own handler describes it."""

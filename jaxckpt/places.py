@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from jaxckpt.format import orbaxmeta
 from jaxckpt.format.frame import FormatError
 from jaxckpt.format.limits import MAX_JSON_BYTES
 from jaxckpt.format.names import parse_step
+from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.store import Store, join, read_file
 from jaxckpt.opened import check_files, has_sidecar, read_sidecar
 
@@ -186,3 +188,15 @@ def scan_steps(store: Store, run: str) -> RunSteps:
         except (StorageError, FileNotFoundError):
             continue  # a file, or removed by somebody meanwhile
     return scan
+
+
+def agree_on_steps(operation: Operation, store: Store, run: str) -> RunSteps:
+    """The steps as the primary sees them, on every process; every process must call it."""
+    own = b""
+    if operation.process_index == 0:
+        scan = scan_steps(store, run)
+        if operation.alone:
+            return scan
+        own = json.dumps([scan.whole, list(scan.damaged.items())]).encode()
+    whole, damaged = json.loads(operation.exchange("steps", own)[0])
+    return RunSteps(whole, dict(damaged))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import queue
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,19 +16,29 @@ import numpy as np
 from jaxckpt._calm import calm
 from jaxckpt._options import Options
 from jaxckpt._types import Box, LeafSpec
+from jaxckpt.agreeing import Fingerprint, agree
+from jaxckpt.completing import complete
 from jaxckpt.device.memory import nbytes_of, regions
-from jaxckpt.device.place import build_result, needed_boxes
+from jaxckpt.device.place import build_result, needed_boxes, needing_processes, wanted_sharding_text
 from jaxckpt.errors import DamagedCheckpointError, TreeMismatchError
 from jaxckpt.foreign import ForeignItem, open_foreign
 from jaxckpt.format.dtypes import DTYPES
 from jaxckpt.format.tree import TreeNode, build
 from jaxckpt.format.values import text_value
 from jaxckpt.io.chunk_reader import ChunkReader, Task
+from jaxckpt.io.chunk_sink import ChunkSink
+from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.engine import Engine, Job
 from jaxckpt.io.world import World
 from jaxckpt.layout.flatten import flatten_target
 from jaxckpt.layout.match import Wanted, match_target, wanted_without_target
-from jaxckpt.layout.restore_plan import BadChunkError, Slot, check_lengths, plan_reads
+from jaxckpt.layout.restore_plan import (
+    BadChunkError,
+    Slot,
+    check_lengths,
+    needed_by,
+    plan_reads,
+)
 from jaxckpt.opened import OpenedItem, has_sidecar, open_item
 
 
@@ -57,11 +69,12 @@ def restore_tree(
     world: World,
     options: Options,
     engine: Engine,
+    operation: Operation,
     item: OpenedItem | ForeignItem,
     target: Any,
     lenient: Leniency,
 ) -> Any:
-    """Reads an opened item.
+    """Reads an opened item. Every process must call it.
 
     Args:
         target: a tree of arrays, ``ShapeDtypeStruct`` with shardings, or values; None for numpy
@@ -69,7 +82,9 @@ def restore_tree(
     """
     root, leaves = _tree_of(item)
     if target is None:
-        values = _read(world, options, engine, item, leaves, wanted_without_target(leaves))
+        values = _read(
+            world, options, engine, operation, item, leaves, wanted_without_target(leaves)
+        )
         return build(root, values)
     flat = flatten_target(target)
     wanted = match_target(
@@ -80,7 +95,7 @@ def restore_tree(
         allow_missing=lenient.allow_missing,
         allow_extra=lenient.allow_extra,
     )
-    values = _read(world, options, engine, item, leaves, wanted)
+    values = _read(world, options, engine, operation, item, leaves, wanted)
     # Kept leaves come from the target as they are, so an empty container keeps its type.
     kept = [o if w.kind == "keep" else v for o, w, v in zip(flat.own, wanted, values, strict=True)]
     return jax.tree_util.tree_unflatten(flat.treedef, kept)
@@ -96,6 +111,7 @@ def _read(
     world: World,
     options: Options,
     engine: Engine,
+    operation: Operation,
     item: OpenedItem | ForeignItem,
     leaves: Sequence[LeafSpec],
     wanted: Sequence[Wanted],
@@ -113,28 +129,49 @@ def _read(
             assert want.spec is not None
             try:
                 boxes = needed_boxes(want)
+                needing = needing_processes(want, world.coordinator.processes)
             except (ValueError, NotImplementedError, AttributeError) as error:
                 problems.append(f"{want.spec.name}: its sharding does not fit: {error}")
                 continue
-            arrays.append(_Pending(i, numbers[want.spec.path], want, boxes))
+            arrays.append(_Pending(i, numbers[want.spec.path], want, boxes, needing))
     if problems:
         raise TreeMismatchError(item.path, problems)
+    if not operation.alone:
+        agree(operation, _fingerprint(item.path, wanted))
     for wave in _waves(arrays, options.memory_budget_bytes):
         if isinstance(item, ForeignItem):
             _read_foreign(item, wave, values)
         else:
-            _read_own(world, options, engine, item, wave, values)
+            _read_own(world, options, engine, operation, item, wave, values)
+    operation.exchange("restored")
     return values
+
+
+def _fingerprint(path: str, wanted: Sequence[Wanted]) -> Fingerprint:
+    """What all processes must want alike, or they would wait for one another in collectives."""
+    leaves: list[tuple[str, str, str | None, str | None]] = []
+    for want in wanted:
+        if want.spec is not None:
+            what = f"{want.kind} {want.dtype}{list(want.spec.stored_shape)}"
+            leaves.append((want.spec.name, what, wanted_sharding_text(want), None))
+    digest = hashlib.sha256(json.dumps([path, leaves]).encode()).hexdigest()
+    return Fingerprint(digest, leaves)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A result that needs bytes: its place among the results, leaf number and regions."""
+    """A result that needs bytes: its place among the results, leaf number and regions.
+
+    Attributes:
+        boxes: what this process needs of it.
+        needing: what any process needs, and which do.
+    """
 
     result: int
     leaf: int
     want: Wanted
     boxes: list[Box]
+    needing: list[tuple[Box, tuple[int, ...]]]
 
 
 def _waves(arrays: list[_Pending], budget_bytes: int) -> Iterator[list[_Pending]]:
@@ -146,7 +183,7 @@ def _waves(arrays: list[_Pending], budget_bytes: int) -> Iterator[list[_Pending]
         assert spec is not None
         size = 0
         if _leaves_host(pending.want):
-            size = nbytes_of(pending.boxes, DTYPES[spec.dtype])
+            size = _most_bytes(pending)
         if wave and held + size > budget_bytes:
             yield wave
             wave, held = [], 0
@@ -154,6 +191,18 @@ def _waves(arrays: list[_Pending], budget_bytes: int) -> Iterator[list[_Pending]
         held += size
     if wave:
         yield wave
+
+
+def _most_bytes(pending: _Pending) -> int:
+    """What the process that needs most needs: waves are the same on every process."""
+    spec = pending.want.spec
+    assert spec is not None
+    by_process: dict[int, list[Box]] = {}
+    for box, processes in pending.needing:
+        for process in processes:
+            by_process.setdefault(process, []).append(box)
+    sizes = (nbytes_of(boxes, DTYPES[spec.dtype]) for boxes in by_process.values())
+    return max(sizes, default=0)
 
 
 def _leaves_host(want: Wanted) -> bool:
@@ -168,35 +217,39 @@ def _read_own(
     world: World,
     options: Options,
     engine: Engine,
+    operation: Operation,
     item: OpenedItem,
     wave: list[_Pending],
     values: list[Any],
 ) -> None:
     slots = [Slot(pending.leaf, box) for pending in wave for box in pending.boxes]
+    sidecar = item.sidecar
     try:
-        reads = plan_reads(item.sidecar.leaves, slots, item.index.find)
-        check_lengths(item.sidecar.leaves, reads, item.sidecar.checksum, item.sidecar.compression)
+        reads = plan_reads(sidecar.leaves, slots, item.index.find)
+        check_lengths(sidecar.leaves, reads, sidecar.checksum, sidecar.compression)
     except BadChunkError as error:
         raise DamagedCheckpointError(item.path, str(error), leaf=error.leaf) from error
     # Only now is it known that the bytes are there for which memory is taken.
     memory: list[np.ndarray] = []
     for pending in wave:
-        memory += regions(pending.boxes, DTYPES[item.sidecar.leaves[pending.leaf].dtype])
-    reader = ChunkReader(
-        world.store,
+        memory += regions(pending.boxes, DTYPES[sidecar.leaves[pending.leaf].dtype])
+    sink = ChunkSink(
         item.path,
-        item.sidecar.leaves,
+        sidecar.leaves,
         slots,
         memory,
-        checksum=item.sidecar.checksum,
-        compression=item.sidecar.compression,
-        direct=options.direct_io != "off",
+        checksum=sidecar.checksum,
+        compression=sidecar.compression,
     )
     by_box = {(s.leaf, s.box): m for s, m in zip(slots, memory, strict=True)}
     del memory
     job = engine.job()
+    reader = ChunkReader(world.store, sink, direct=options.direct_io != "off")
+    needing = {pending.leaf: pending.needing for pending in wave}
+    groups = [needed_by(read.box, needing[read.leaf]) for read in reads]
     try:
-        for pending in _as_they_arrive(job, reader.tasks(reads), wave):
+        own = complete(world, options, operation, job, reader, sink, reads, groups)
+        for pending in _as_they_arrive(job, reader.tasks(own), wave):
             regions_of = {box: by_box.pop((pending.leaf, box)) for box in pending.boxes}
             values[pending.result] = _build(item, pending, regions_of)
         for pending in wave:

@@ -1,4 +1,4 @@
-"""The line of a save: tree, leaves, plan, copy out; then write, sync, index, sidecar.
+"""The line of a save: copy out what `planning.py` planned; then write, sync, index, sidecar.
 
 `stage` returns when the state is copied out; `StagedItem.write` makes the item whole and durable.
 Publishing it under its name is the commit's work (`commit.py`, or orbax's).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import crc32c
@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxckpt._calm import calm
 from jaxckpt._options import Options
-from jaxckpt._types import ARRAY_KINDS, LeafSpec, Processes
+from jaxckpt._types import ARRAY_KINDS
 from jaxckpt.device.host_view import host_chunk
 from jaxckpt.format.btree import ValueRef
 from jaxckpt.format.datafiles import DataFile
@@ -25,7 +25,6 @@ from jaxckpt.format.index import Entry, build_tree
 from jaxckpt.format.manifest import MANIFEST_NAME, encode_manifest
 from jaxckpt.format.names import INDEX_FILE, data_file, process_dir
 from jaxckpt.format.sidecar import FileRecord, Sidecar
-from jaxckpt.format.tree import TreeNode
 from jaxckpt.format.zarr import array_metadata, chunk_key, metadata_key
 from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.datafiles import DataFiles
@@ -33,71 +32,17 @@ from jaxckpt.io.engine import Engine, Job
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import join, write_file
 from jaxckpt.io.world import World
-from jaxckpt.layout.flatten import flatten
-from jaxckpt.layout.leaves import Described, describe_leaf
-from jaxckpt.layout.partition import host_partition
 from jaxckpt.layout.placement import Place
-from jaxckpt.layout.save_plan import ArrayLeaf, PlannedChunk, SavePlan, plan_save
+from jaxckpt.layout.save_plan import PlannedChunk
 from jaxckpt.merging import EMPTY_KEY, Announcement, decode_announcement, write_root
+from jaxckpt.planning import StatePlan
 
 INLINE_BYTES = 4096
 """Values up to this size lie in the B+tree itself, so that all small leaves are one read."""
+_WRITE_SECS = 3600.0  # how long a process waits for one that writes more slowly
 _FIXED_BYTES = 4 << 20  # plan, index and threads of a save; measured at under 3 MiB
 _TOGETHER_BYTES = 256 << 10  # below this a copy costs less than handing it to a thread
 _Copy = Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SavingLeaf:
-    """A leaf of the state, classified and named."""
-
-    spec: LeafSpec
-    described: Described
-
-
-@dataclass(frozen=True, slots=True)
-class StatePlan:
-    """All that a save does, decided before any byte is written."""
-
-    root: TreeNode
-    leaves: list[SavingLeaf]
-    plan: SavePlan
-    nbytes: int
-
-
-@calm
-def plan_state(state: Any, options: Options, processes: Processes) -> StatePlan:
-    """Names and classifies the leaves of a state and plans its chunks, for all processes.
-
-    Raises:
-        UnsupportedLeafError: a leaf can not be saved.
-    """
-    flat = flatten(state)
-    described = [describe_leaf(path, value, processes) for path, value in flat.leaves]
-    arrays: list[ArrayLeaf] = []
-    for number, leaf in enumerate(described):
-        if leaf.source is not None:
-            part = leaf.partition or host_partition(())
-            arrays.append(ArrayLeaf(number, part, leaf.dtype))
-    plan = plan_save(arrays, options.chunk_bytes)
-    leaves: list[SavingLeaf] = []
-    for number, ((path, _), leaf) in enumerate(zip(flat.leaves, described, strict=True)):
-        name = ".".join(text for _, text in path)
-        stored = leaf.source.shape if leaf.source is not None else ()
-        spec = LeafSpec(
-            name,
-            path,
-            leaf.kind,
-            leaf.shape,
-            leaf.dtype,
-            tuple(stored),
-            plan.chunk_shapes.get(number, ()),
-            leaf.impl,
-            leaf.value,
-            leaf.sharding,
-        )
-        leaves.append(SavingLeaf(spec, leaf))
-    return StatePlan(flat.root, leaves, plan, plan.nbytes)
 
 
 class StagedItem:
@@ -139,7 +84,7 @@ class StagedItem:
             self._files.abandon()
             raise
         own = self._write_database(sizes)
-        announced = self._operation.gather("written", own.encode())
+        announced = self._operation.gather("written", own.encode(), _WRITE_SECS)
         if announced:
             self._write_root([decode_announcement(data) for data in announced])
 

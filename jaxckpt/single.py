@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Any
 
 from jaxckpt._options import MIB, Options, checked_options
-from jaxckpt.agreeing import agree_on_save
+from jaxckpt.agreeing import agree_on_place
 from jaxckpt.commit import Temporary, clean_leftovers, give_up, open_temporary, publish
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import NotACheckpointError, StepExistsError, StorageError
@@ -20,8 +20,9 @@ from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import join, make_dirs, name_of, parent_of, write_file
 from jaxckpt.io.world import World, local_world
 from jaxckpt.places import checked_path, find_item, foreign_content
+from jaxckpt.planning import StatePlan, fingerprint, plan_state
 from jaxckpt.restoring import Leniency, open_any, restore_tree
-from jaxckpt.saving import StatePlan, plan_state, stage
+from jaxckpt.saving import stage
 
 _WINDOW_BYTES = 256 * MIB
 """A save that waits for its end anyway needs no more than this to keep the disk busy."""
@@ -90,7 +91,7 @@ def save_item(
                 temporary = _open_place(world, options, path, plan, force=force)
                 return temporary.path
 
-            place = agree_on_save(world.store, operation, plan, make_place)
+            place = agree_on_place(world.store, operation, lambda: fingerprint(plan), make_place)
             staged = stage(world, options, engine, pool, operation, plan, place)
             staged.write()
             if temporary is not None:
@@ -120,7 +121,7 @@ def _open_place(
     for new in make_dirs(store, parent):
         store.sync_dir(parent_of(new))
     clean_leftovers(world, parent, only=name_of(path))
-    refuse_if_full(world, options, parent, plan)
+    refuse_if_full(world, options, parent, plan.nbytes)
     return open_temporary(world, path)
 
 
@@ -131,19 +132,19 @@ def _refuse_to_replace_others(world: World, path: str) -> None:
         raise NotACheckpointError(path, problem, "Nothing else is replaced: choose another path.")
 
 
-def refuse_if_full(world: World, options: Options, directory: str, plan: StatePlan) -> None:
+def refuse_if_full(world: World, options: Options, directory: str, nbytes: int) -> None:
     """Fails before the first byte where there is clearly no room.
 
     Raises:
         StorageError: with ENOSPC.
     """
     free = world.store.free_bytes(directory)
-    if free is not None and free < plan.nbytes and not options.compression:
+    if free is not None and free < nbytes and not options.compression:
         raise StorageError(
             "save",
             directory,
             OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-            f"The state has {plan.nbytes / 1e9:.3f} GB and {free / 1e9:.3f} GB are free: free "
+            f"The state has {nbytes / 1e9:.3f} GB and {free / 1e9:.3f} GB are free: free "
             "space or keep fewer steps; nothing was written.",
         )
 
@@ -178,10 +179,12 @@ def restore(
     options = checked_options(options)
     world = local_world(default_coordinator(), require_direct=options.direct_io == "on")
     engine = Engine(options.writer_threads)
+    found = checked_path(path)
     try:
-        item = open_any(world, find_item(world.store, checked_path(path)))
-        lenient = Leniency(cast, allow_missing, allow_extra)
-        return restore_tree(world, options, engine, item, target, lenient)
+        with world.coordinator.operation(f"restore of {found}") as operation:
+            item = open_any(world, find_item(world.store, found))
+            lenient = Leniency(cast, allow_missing, allow_extra)
+            return restore_tree(world, options, engine, operation, item, target, lenient)
     finally:
         engine.close()
 

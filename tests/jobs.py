@@ -34,7 +34,11 @@ class Job:
     """Processes that are running."""
 
     def __init__(
-        self, scenario: str, processes: int, devices: int = 2, env: dict[str, str] | None = None,
+        self,
+        scenario: str,
+        processes: int,
+        devices: int = 2,
+        env: dict[str, str] | None = None,
         **args: Any,
     ) -> None:
         with socket.socket() as free:
@@ -43,7 +47,12 @@ class Job:
         self._files = [tempfile.TemporaryFile("w+") for _ in range(2 * processes)]
         self.processes = [
             subprocess.Popen(
-                [sys.executable, str(HERE / "scenarios.py"), scenario, json.dumps(args, default=str)],
+                [
+                    sys.executable,
+                    str(HERE / "scenarios.py"),
+                    scenario,
+                    json.dumps(args, default=str),
+                ],
                 stdout=self._files[2 * i],
                 stderr=self._files[2 * i + 1],
                 env={
@@ -90,5 +99,7 @@ def run_job(
     """Runs a job that must succeed in every process; returns the results."""
     outcomes = Job(scenario, processes, devices, **args).wait(timeout_secs)
     for i, outcome in enumerate(outcomes):
-        assert outcome.code == 0, f"process {i} ended with {outcome.code}:\n{outcome.stderr[-4000:]}"
+        assert outcome.code == 0, (
+            f"process {i} ended with {outcome.code}:\n{outcome.stderr[-4000:]}"
+        )
     return [outcome.result for outcome in outcomes]

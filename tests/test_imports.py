@@ -19,16 +19,17 @@ LAYERS = [
     {"io"},
     {"device", "dist"},
     {"opened", "foreign"},
-    {"merging"},
-    {"saving", "restoring", "commit", "places", "items"},
-    {"agreeing"},
+    {"merging", "agreeing", "completing", "commit", "places", "items"},
+    {"planning"},
+    {"saving", "restoring"},
     {"single"},
+    {"step_save"},
     {"checkpointer", "handlers"},
     {"demo"},
     {"cli", "__init__"},
     {"testing"},
 ]
-MAY_IMPORT_JAX = {"layout", "device", "dist", "restoring", "demo", "testing"}
+MAY_IMPORT_JAX = {"layout", "device", "dist", "completing", "restoring", "demo", "testing"}
 
 
 def rooms() -> dict[str, list[tuple[Path, str, ast.stmt]]]:

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 from jax import lax
 
-
 _INDEX_LIMIT = 1 << 31  # starts are int32, whatever jax_enable_x64 says
 
 

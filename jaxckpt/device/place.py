@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 
 from jaxckpt._types import Box, LeafSpec, Processes
 from jaxckpt.format.dtypes import DTYPES
+from jaxckpt.layout.leaves import sharding_text
 from jaxckpt.layout.match import Wanted
 from jaxckpt.layout.partition import whole_box
 from jaxckpt.layout.shardings import box_of_index, partition_of
@@ -33,6 +35,45 @@ def data_sharding(want: Wanted) -> jax.sharding.Sharding | None:
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return sharding
     return None
+
+
+def needing_processes(want: Wanted, processes: Processes) -> list[tuple[Box, tuple[int, ...]]]:
+    """The distinct regions that any process must hold for a result, and which do, ascending.
+
+    The same on every process. What is not spread over the devices of several processes, each
+    process has for itself, so all need all of it.
+    """
+    assert want.spec is not None
+    shape = want.spec.stored_shape
+    everybody = tuple(range(processes.count))
+    sharding = data_sharding(want) if want.kind in ("jax", "prng") else None
+    if sharding is None:
+        return [(whole_box(shape), everybody)]
+    holders = {processes.of(d) for d in sharding.device_set}
+    if holders == {processes.index}:
+        return [(whole_box(shape), everybody)]
+    if _take_whole(want.spec):
+        return [(whole_box(shape), tuple(sorted(holders)))]
+    return _needing(sharding, shape, processes.of)
+
+
+def wanted_sharding_text(want: Wanted, processes: Processes = _OWN_PROCESSES) -> str | None:
+    """Text that tells shardings over several processes apart; None for one process's own."""
+    sharding = want.sharding
+    if sharding is None or len({processes.of(d) for d in sharding.device_set}) == 1:
+        return None
+    return sharding_text(sharding) or repr(sharding)
+
+
+@functools.lru_cache(maxsize=4096)
+def _needing(
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...], process_of: Callable[[Any], int]
+) -> list[tuple[Box, tuple[int, ...]]]:
+    part = partition_of(sharding, shape, process_of)
+    return [
+        (box, tuple(sorted({r.process for r in group})))
+        for box, group in zip(part.boxes, part.replicas, strict=True)
+    ]
 
 
 def needed_boxes(want: Wanted) -> list[Box]:
@@ -90,7 +131,8 @@ def build_result(want: Wanted, memory: Mapping[Box, np.ndarray]) -> Any:
         def region(index: Any) -> np.ndarray:
             return memory[box_of_index(index, shape)] if whole is None else whole[index]
 
-        array = jax.make_array_from_callback(shape, sharding, region)
+        dtype = next((m.dtype for m in memory.values()), DTYPES[want.dtype or spec.dtype])
+        array = jax.make_array_from_callback(shape, sharding, region, dtype=dtype)
     if want.kind == "prng":
         keys = jax.random.wrap_key_data(array, impl=spec.impl)
         fits = want.sharding is None or keys.sharding == want.sharding

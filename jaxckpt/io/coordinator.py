@@ -1,4 +1,4 @@
-"""The Coordinator: how the processes of a job tell one another what they did, or why they could not.
+"""The Coordinator: how processes of a job tell one another what they did, or why they could not.
 
 Owns the protocol; what carries it is a `KeyValues`: jax's coordination service (`dist.py`), or a
 dict in tests. Nothing here looks at a clock: waiting is counted in slices that `KeyValues.get`
@@ -26,7 +26,7 @@ from jaxckpt.errors import (
     error_to_word,
 )
 
-WAIT_SECS = 1800.0
+WAIT_SECS = 600.0
 """How long a process waits for slower ones that are alive. A dead one ends the job much sooner:
 jax's coordination service aborts it after its heartbeat timeout."""
 _SLICE_SECS = 0.5
@@ -56,7 +56,7 @@ class KeyValues(Protocol):
 
 
 class Coordinator:
-    """This process's place in the job.
+    """The place of this process in the job.
 
     Args:
         processes: this process and how many there are; process 0 is the primary. By default it
@@ -73,7 +73,7 @@ class Coordinator:
 
     @property
     def process_index(self) -> int:
-        """This process."""
+        """The index of this process."""
         return self.processes.index
 
     @property

@@ -30,14 +30,15 @@ class Engine:
         self._copy = ThreadPoolExecutor(copy_threads, "jaxckpt-copy")
         self._write = ThreadPoolExecutor(write_threads, "jaxckpt-write")
         self._read = ThreadPoolExecutor(max(_READ_THREADS, cores), "jaxckpt-read")
+        self._place = ThreadPoolExecutor(1, "jaxckpt-place")
 
     def job(self) -> Job:
         """A group of tasks that fails as one."""
-        return Job(self._copy, self._write, self._read)
+        return Job(self._copy, self._write, self._read, self._place)
 
     def close(self) -> None:
         """Waits for all tasks and ends the threads."""
-        for group in (self._copy, self._write, self._read):
+        for group in (self._copy, self._write, self._read, self._place):
             group.shutdown()
 
 
@@ -45,9 +46,13 @@ class Job:
     """Tasks of one save or restore: the first error stops those that have not begun."""
 
     def __init__(
-        self, copy: ThreadPoolExecutor, write: ThreadPoolExecutor, read: ThreadPoolExecutor
+        self,
+        copy: ThreadPoolExecutor,
+        write: ThreadPoolExecutor,
+        read: ThreadPoolExecutor,
+        place: ThreadPoolExecutor,
     ) -> None:
-        self._copy, self._write, self._read = copy, write, read
+        self._copy, self._write, self._read, self._place = copy, write, read, place
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -70,6 +75,10 @@ class Job:
     def read(self, task: Callable[[], None]) -> Future[None]:
         """Runs a task on a read thread."""
         return self._read.submit(self._guard, task)
+
+    def place(self, task: Callable[[], None]) -> Future[None]:
+        """Runs a task after those given here before, one at a time."""
+        return self._place.submit(self._guard, task)
 
     def write(self, task: Callable[[], None]) -> Future[None]:
         """Runs a task on a write thread; it runs even after a stop, to give its memory back."""

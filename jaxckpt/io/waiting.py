@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import Any
 
-
 _LOOK_SECS = 1.0
 
 

@@ -91,6 +91,22 @@ def plan_reads(
     return reads
 
 
+def needed_by(chunk: Box, needing: Sequence[tuple[Box, tuple[int, ...]]]) -> tuple[int, ...]:
+    """The processes that need any element of a chunk, ascending.
+
+    Args:
+        needing: disjoint regions of the leaf, and which processes need each.
+    """
+    found: set[int] = set()
+    for box, processes in needing:
+        common = chunk.intersect(box)
+        if common is not None:
+            if common == chunk:
+                return processes
+            found.update(processes)
+    return tuple(sorted(found))
+
+
 def check_lengths(
     leaves: Sequence[LeafSpec], reads: Sequence[ChunkRead], checksum: bool, compression: str | None
 ) -> None:

@@ -1,0 +1,225 @@
+"""The second half of a restore in a job: each stored byte read once, then handed to all that
+need it.
+
+While one bucket is handed on, the next is being read and the last one taken apart.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxckpt._options import Options
+from jaxckpt._types import Span
+from jaxckpt.device.gather import Collective, StripeGather
+from jaxckpt.errors import CollectiveFailedError
+from jaxckpt.io.chunk_reader import ChunkReader
+from jaxckpt.io.chunk_sink import ChunkSink, PartialValue
+from jaxckpt.io.coordinator import Operation
+from jaxckpt.io.engine import Job
+from jaxckpt.io.local import aligned_memory
+from jaxckpt.io.stripe_reader import StripeReader
+from jaxckpt.io.waiting import wait_for_all
+from jaxckpt.io.world import World
+from jaxckpt.layout.gather_plan import Bucket, Group, plan_gather
+from jaxckpt.layout.restore_plan import ChunkRead
+
+_AHEAD = 2
+_READ, _FAILED = 1, 2
+Arrived = Callable[[ChunkRead], None]
+
+
+class Completion:
+    """The buckets of this process, run one after another.
+
+    Args:
+        what: for messages.
+        process: this one.
+        job: its read and copy threads are used.
+        reads: the stored values by the numbers that the buckets use.
+        arrived: called for each value that is whole, checked and in its place.
+        check: hold values that were handed on against their checksums, too.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        process: int,
+        job: Job,
+        reader: StripeReader,
+        sink: ChunkSink,
+        reads: Sequence[ChunkRead],
+        arrived: Arrived,
+        *,
+        collective: Collective,
+        check: bool,
+    ) -> None:
+        self._what, self._process, self._job = what, process, job
+        self._reader, self._sink, self._reads = reader, sink, reads
+        self._arrived, self._collective, self._check = arrived, collective, check
+        self._gathers: dict[tuple[Group, int], StripeGather] = {}
+        self._spare: dict[tuple[int, int], list[NDArray[np.uint8]]] = {}
+        self._partial: dict[int, PartialValue] = {}
+        self._broken = False
+
+    def compile(self, buckets: Sequence[Bucket]) -> None:
+        """Compiles what the buckets need; talks to no other process."""
+        for bucket in buckets:
+            key = bucket.group, bucket.stripe_bytes
+            if key not in self._gathers:
+                self._gathers[key] = StripeGather(*key, self._collective)
+                self._gathers[key].compile()
+
+    def run(self, buckets: Sequence[Bucket]) -> bool:
+        """Blocks until all buckets are in their places; every member must run the same ones.
+
+        Returns:
+            Whether all went well everywhere. If not, the error is this process's own, which the
+            job holds, or another process's, which the operation tells.
+        """
+        dead: set[Group] = set()
+        ahead: deque[tuple[Bucket, NDArray[np.uint8], list[Future[None]]]] = deque()
+        waiting = deque(buckets)
+        behind: deque[Future[None]] = deque()
+        try:
+            while waiting or ahead:
+                while waiting and len(ahead) <= _AHEAD:
+                    bucket = waiting.popleft()
+                    if bucket.group not in dead:
+                        ahead.append(self._begin(bucket))
+                if not ahead:
+                    break
+                bucket, memory, tasks = ahead.popleft()
+                wait_for_all(tasks, self._job.fail)
+                if bucket.group in dead:
+                    continue
+                stripes = self._hand_on(bucket, memory)
+                if not self._all_read(stripes):
+                    # Every member sees this in the same bucket and leaves the group's others out.
+                    dead.add(bucket.group)
+                    self._broken = True
+                    continue
+                while len(behind) >= _AHEAD:
+                    wait_for_all([behind.popleft()], self._job.fail)
+                behind.append(self._job.place(functools.partial(self._take_apart, bucket, stripes)))
+        finally:
+            wait_for_all([f for _, _, tasks in ahead for f in tasks], self._job.fail)
+            wait_for_all(behind, self._job.fail)
+        return not (self._broken or self._job.stopped())
+
+    def _begin(self, bucket: Bucket) -> tuple[Bucket, NDArray[np.uint8], list[Future[None]]]:
+        """Starts the reads of this process's part of a bucket."""
+        members = len(bucket.group)
+        own = bucket.group.index(self._process)
+        rows = members if self._collective == "broadcast" else 1
+        kept = self._spare.setdefault((rows, bucket.stripe_bytes), [])
+        if kept:
+            memory = kept.pop()
+        else:
+            flat = np.frombuffer(aligned_memory(rows * bucket.stripe_bytes), np.uint8)
+            memory = flat.reshape(rows, bucket.stripe_bytes)
+        if self._collective == "allgather":
+            pieces = [p for p in bucket.pieces if p.member == own]
+            tasks = self._reader.tasks(pieces, lambda _: memory[0])
+        elif own == 0:
+            tasks = self._reader.tasks(bucket.pieces, lambda member: memory[member])
+        else:
+            memory[:] = 0  # what is no word of the reader's must add nothing
+            tasks = []
+        return bucket, memory, [self._job.read(task) for task in tasks]
+
+    def _hand_on(self, bucket: Bucket, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        failed = self._broken or self._job.stopped()
+        own = bucket.group.index(self._process)
+        if self._collective == "allgather" or own == 0 or failed:
+            memory[:, :4] = np.frombuffer(
+                np.uint32(_FAILED if failed else _READ).tobytes(), np.uint8
+            )
+        try:
+            stripes = self._gathers[bucket.group, bucket.stripe_bytes](memory.reshape(-1))
+        except jax.errors.JaxRuntimeError as error:
+            raise CollectiveFailedError(self._what, error) from error
+        self._spare[memory.shape[0], memory.shape[1]].append(memory)
+        return stripes
+
+    def _all_read(self, stripes: NDArray[np.uint8]) -> bool:
+        words = np.ascontiguousarray(stripes[:, :4]).view(np.uint32)
+        return bool((words == _READ).all())
+
+    def _take_apart(self, bucket: Bucket, stripes: NDArray[np.uint8]) -> None:
+        """Puts the pieces of a bucket to their places; runs for one bucket after another."""
+        own = bucket.group.index(self._process)
+        for piece in bucket.pieces:
+            read = self._reads[piece.value]
+            size = piece.stop - piece.start
+            data = stripes[piece.member, piece.offset : piece.offset + size]
+            length = read.source.length if not isinstance(read.source, bytes) else 0
+            if size == length and self._sink.run_memory(read) is None:
+                reader = 0 if self._collective == "broadcast" else piece.member
+                self._sink.put(read, data, check=self._check or reader == own)
+                self._arrived(read)
+                continue
+            partial = self._partial.get(piece.value)
+            if partial is None:
+                partial = self._partial[piece.value] = self._sink.begin(read, length)
+            if partial.add(data):
+                del self._partial[piece.value]
+                self._arrived(read)
+
+
+def complete(
+    world: World,
+    options: Options,
+    operation: Operation,
+    job: Job,
+    reader: ChunkReader,
+    sink: ChunkSink,
+    reads: Sequence[ChunkRead],
+    groups: Sequence[Group],
+) -> list[ChunkRead]:
+    """Reads and hands on what several processes need; returns what is left to this process.
+
+    Every process must call it.
+
+    Args:
+        groups: for each read the processes that need it.
+
+    Raises:
+        PeerMissingError: a process did not come to the first collective in time.
+    """
+    if operation.alone or options.complete == "direct":
+        return list(reads)
+    shared = [i for i, g in enumerate(groups) if _is_shared(reads[i], g)]
+    own = [read for read, group in zip(reads, groups, strict=True) if not _is_shared(read, group)]
+    handed = [reads[i] for i in shared]
+    lengths = [read.source.length for read in handed if isinstance(read.source, Span)]
+    buckets = plan_gather(lengths, [groups[i] for i in shared], options.gather_bytes)
+    completion = Completion(
+        operation.what,
+        world.coordinator.process_index,
+        job,
+        StripeReader(reader, sink, handed),
+        sink,
+        handed,
+        lambda _: None,
+        collective="broadcast" if options.complete == "broadcast" else "allgather",
+        check=options.check_gathered,
+    )
+    completion.compile(buckets)
+    operation.exchange("ready to hand on", timeout_secs=options.barrier_secs)
+    operation.note("handing on bytes")
+    if not completion.run(buckets):
+        job.check()
+        operation.exchange("handed on", timeout_secs=options.barrier_secs)
+        raise RuntimeError("a process said that it failed, and not why")
+    return own
+
+
+def _is_shared(read: ChunkRead, group: Group) -> bool:
+    return len(group) > 1 and isinstance(read.source, Span)

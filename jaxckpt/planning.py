@@ -1,0 +1,100 @@
+"""The first half of a save, the same on every process: tree, leaves, and who writes which chunk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import crc32c
+import numpy as np
+
+from jaxckpt._calm import calm
+from jaxckpt._options import Options
+from jaxckpt._types import LeafSpec, Processes
+from jaxckpt.agreeing import Fingerprint
+from jaxckpt.format.tree import TreeNode
+from jaxckpt.layout.flatten import flatten
+from jaxckpt.layout.leaves import Described, describe_leaf
+from jaxckpt.layout.partition import host_partition
+from jaxckpt.layout.save_plan import ArrayLeaf, SavePlan, plan_save
+
+
+@dataclass(frozen=True, slots=True)
+class SavingLeaf:
+    """A leaf of the state, classified and named."""
+
+    spec: LeafSpec
+    described: Described
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """All that a save does, decided before any byte is written."""
+
+    root: TreeNode
+    leaves: list[SavingLeaf]
+    plan: SavePlan
+    nbytes: int
+
+
+@calm
+def plan_state(state: Any, options: Options, processes: Processes) -> StatePlan:
+    """Names and classifies the leaves of a state and plans its chunks, for all processes.
+
+    Raises:
+        UnsupportedLeafError: a leaf can not be saved.
+    """
+    flat = flatten(state)
+    described = [describe_leaf(path, value, processes) for path, value in flat.leaves]
+    arrays: list[ArrayLeaf] = []
+    for number, leaf in enumerate(described):
+        if leaf.source is not None:
+            part = leaf.partition or host_partition(())
+            arrays.append(ArrayLeaf(number, part, leaf.dtype))
+    plan = plan_save(arrays, options.chunk_bytes)
+    leaves: list[SavingLeaf] = []
+    for number, ((path, _), leaf) in enumerate(zip(flat.leaves, described, strict=True)):
+        name = ".".join(text for _, text in path)
+        stored = leaf.source.shape if leaf.source is not None else ()
+        spec = LeafSpec(
+            name,
+            path,
+            leaf.kind,
+            leaf.shape,
+            leaf.dtype,
+            tuple(stored),
+            plan.chunk_shapes.get(number, ()),
+            leaf.impl,
+            leaf.value,
+            leaf.sharding,
+        )
+        leaves.append(SavingLeaf(spec, leaf))
+    return StatePlan(flat.root, leaves, plan, plan.nbytes)
+
+
+def fingerprint(state: StatePlan) -> Fingerprint:
+    """What must be the same on every process: the plan, and values that each has a copy of."""
+    leaves: list[tuple[str, str, str | None, str | None]] = []
+    for leaf in state.leaves:
+        spec = leaf.spec
+        if spec.dtype and leaf.described.partition is not None:
+            what = f"{spec.impl or spec.dtype}{list(spec.shape)}"
+        else:
+            what = f"a Python {spec.kind}"
+        leaves.append((spec.name, what, spec.sharding, _host_value(leaf)))
+    total = hashlib.sha256(state.plan.digest())
+    total.update(json.dumps(leaves).encode())
+    return Fingerprint(total.hexdigest(), leaves)
+
+
+def _host_value(leaf: SavingLeaf) -> str | None:
+    """Text that tells values apart of which every process has its own copy; one is stored."""
+    spec, source = leaf.spec, leaf.described.source
+    if not isinstance(source, np.ndarray):
+        return spec.value
+    if leaf.described.partition is None:
+        return spec.value
+    data = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
+    return f"crc32c {crc32c.crc32c(data.data):08x}"
