@@ -6,9 +6,10 @@ Publishing it under its name is the commit's work (`commit.py`, or orbax's).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections import Counter
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -103,7 +104,7 @@ def plan_state(state: Any, options: Options) -> StatePlan:
             leaf.sharding,
         )
         leaves.append(SavingLeaf(spec, leaf))
-    return StatePlan(flat.root, leaves, plan, sum(c.nbytes for c in plan.chunks))
+    return StatePlan(flat.root, leaves, plan, plan.nbytes)
 
 
 class StagedItem:
@@ -120,8 +121,9 @@ class StagedItem:
         self._dir, self._files = item_dir, files
         self._entries: list[Entry] = []
         self._writes: list[Future[None]] = []
-        counts = Counter(chunk.leaf for chunk in state.plan.chunks)
-        self._crcs = {leaf: np.zeros(n, "<u4") for leaf, n in counts.items()}
+        plan = state.plan
+        self._crcs = {n: np.zeros(plan.chunk_count(n), "<u4") for n in plan.chunk_shapes}
+        self._padding = threading.Lock()  # one padded copy of a chunk at a time
         self._job: Job | None = None
         self.nbytes = 0
 
@@ -252,15 +254,11 @@ class StagedItem:
         Threads begin them in that order, which bounds the windows that are begun and not full
         (see `io/extents.py`).
         """
-        seen: Counter[int] = Counter()
         together: list[_Copy] = []
         held = 0
-        for chunk in self._state.plan.chunks:
-            number, seen[chunk.leaf] = seen[chunk.leaf], seen[chunk.leaf] + 1
-            if chunk.process != self._world.coordinator.process_index:
-                continue
+        for chunk in self._state.plan.owned_by(self._world.coordinator.process_index):
             self.nbytes += chunk.nbytes
-            copy = self._plan_copy(chunk, number)
+            copy = self._plan_copy(chunk)
             if copy is not None:
                 together.append(copy)
                 held += chunk.nbytes
@@ -270,27 +268,26 @@ class StagedItem:
         if together:
             yield together
 
-    def _plan_copy(self, chunk: PlannedChunk, number: int) -> _Copy | None:
-        """Gives a chunk its place; returns its copy, or None for a value of the index.
-
-        Args:
-            number: the chunk's place in its leaf's grid.
-        """
+    def _plan_copy(self, chunk: PlannedChunk) -> _Copy | None:
+        """Gives a chunk its place; returns its copy, or None for a value of the index."""
         leaf = self._state.leaves[chunk.leaf]
         key = chunk_key(leaf.spec.name, chunk.position)
         source, device = leaf.described.source, chunk.device
         inside = chunk.box.slices_within(chunk.region)
-        crcs = self._crcs[chunk.leaf]
+        crcs, number = self._crcs[chunk.leaf], chunk.number
+        full = leaf.spec.chunk_shape
+        padding = self._padding if chunk.box.shape != full else contextlib.nullcontext()
         if self._options.compression:
 
             def compress() -> None:
-                value = host_region(source, device)[inside]
-                place, crcs[number] = self._files.put_compressed(value)
+                with padding:
+                    value = _padded(host_region(source, device)[inside], full)
+                    place, crcs[number] = self._files.put_compressed(value)
                 self._entries.append((key, _ref(place)))
 
             return compress
         if chunk.nbytes <= INLINE_BYTES:
-            data = host_region(source, device)[inside].tobytes()
+            data = _padded(host_region(source, device)[inside], full).tobytes()
             if self._options.checksum:
                 crcs[number] = crc32c.crc32c(data)
                 data += crcs[number].tobytes()
@@ -302,7 +299,9 @@ class StagedItem:
         def copy() -> None:
             if place.begins_file and place.file:
                 self._files.seal(place.file - 1)
-            crcs[number] = self._files.put(place, host_region(source, device)[inside])
+            with padding:
+                value = _padded(host_region(source, device)[inside], full)
+                crcs[number] = self._files.put(place, value)
 
         return copy
 
@@ -344,7 +343,8 @@ def stage(
     home = join(item_dir, process_dir(world.coordinator.process_index))
     world.store.make_dir(home)
     world.store.make_dir(join(home, "d"))
-    pool.set_headroom(_FIXED_BYTES + _temporary_bytes(state, options))
+    process = world.coordinator.process_index
+    pool.set_headroom(_FIXED_BYTES + _temporary_bytes(state, options, process))
     job = engine.job()
     files = DataFiles(
         world.store,
@@ -366,18 +366,27 @@ def _run_all(copies: list[_Copy]) -> None:
         copy()
 
 
-def _temporary_bytes(state: StatePlan, options: Options) -> int:
-    """What one temporary copy of a chunk takes: compressed, or made contiguous."""
+def _padded(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A chunk as it is stored: whole, also where the array ends inside."""
+    if value.shape == shape:
+        return value
+    return np.pad(value, [(0, n - m) for n, m in zip(shape, value.shape, strict=True)])
+
+
+def _temporary_bytes(state: StatePlan, options: Options, process: int) -> int:
+    """What temporary copies of chunks take: one compressed or made contiguous, one padded."""
     copies = 2 if options.compression else 1
-    needed = 0
-    for chunk in state.plan.chunks:
+    needed = padded = 0
+    for chunk in state.plan.owned_by(process):
         source = state.leaves[chunk.leaf].described.source
         whole = chunk.box == chunk.region
         row_wise = whole or chunk.box.shape[1:] == chunk.region.shape[1:]
         fortran = isinstance(source, np.ndarray) and not source.flags.c_contiguous
         if options.compression or not row_wise or fortran:
             needed = max(needed, copies * chunk.nbytes)
-    return needed
+        if chunk.box.shape != state.plan.chunk_shapes[chunk.leaf]:
+            padded = max(padded, chunk.nbytes)
+    return needed + padded
 
 
 def _ref(place: Place) -> ValueRef:
