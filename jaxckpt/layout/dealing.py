@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from jaxckpt.layout.groups import NOBODY, ProcessGroups
 
+_FEW = 8
 _CLOSED = np.int64(1 << 62)
 """The load of ``NOBODY``, who is never the least loaded."""
 
@@ -54,6 +55,8 @@ def deal(batches: Sequence[Batch]) -> tuple[Loads, list[NDArray[np.int32]]]:
 
 def _deal_batch(loads: Loads, batch: Batch) -> NDArray[np.int32]:
     groups = batch.groups
+    if len(groups.of_region) == 1 and batch.arrays * batch.units <= _FEW:
+        return _deal_few(loads, batch)
     counts = groups.regions * (batch.arrays * batch.units)
     quotas = np.zeros(groups.members.shape, np.int64)
     quotas[:, 0] = counts
@@ -65,6 +68,18 @@ def _deal_batch(loads: Loads, batch: Batch) -> NDArray[np.int32]:
         loads[members] = level + own * batch.nbytes
     owners = np.repeat(groups.members.reshape(-1), quotas.reshape(-1))
     return _in_place(owners, batch)
+
+
+def _deal_few(loads: Loads, batch: Batch) -> NDArray[np.int32]:
+    """The same one by one: tens of thousands of leaves may all differ in size."""
+    members = batch.groups.members[0]
+    owners = np.full(batch.arrays * batch.units, members[0])
+    if len(members) > 1:
+        for i in range(owners.size):
+            owners[i] = members[loads[members].argmin()]
+            loads[owners[i]] += batch.nbytes
+        owners.sort()
+    return owners.reshape(batch.arrays, 1, batch.units)
 
 
 def _in_place(owners: NDArray[np.int32], batch: Batch) -> NDArray[np.int32]:

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,13 +76,16 @@ class SavePlan:
         """The chunks that a process writes, in order of leaf and number."""
         rows = np.flatnonzero(self.owners == process)
         leaves = list(self.starts)
-        ends = np.searchsorted(rows, [*self.starts.values(), self.owners.size])
-        touched = np.flatnonzero(np.diff(ends)).tolist()
-        chunks: list[PlannedChunk] = []
-        for i in sorted(touched, key=lambda i: leaves[i]):
-            own = rows[ends[i] : ends[i + 1]] - self.starts[leaves[i]]
-            chunks += _chunks(leaves[i], self.cuts[leaves[i]], own, process)
-        return chunks
+        begins = np.array(list(self.starts.values()), np.int64)
+        # Leaves without chunks begin where the next one does, which is found.
+        of_rows = np.searchsorted(begins, rows, side="right") - 1
+        numbers: list[int] = (rows - begins[of_rows]).tolist()
+        alike: dict[int, tuple[Cut, list[tuple[int, int]]]] = {}
+        for place, number in zip(of_rows.tolist(), numbers, strict=True):
+            cut = self.cuts[leaves[place]]
+            alike.setdefault(id(cut), (cut, []))[1].append((leaves[place], number))
+        chunks = [c for cut, own in alike.values() for c in _chunks(cut, own, process)]
+        return sorted(chunks, key=lambda c: (c.leaf, c.number))
 
     def digest(self) -> bytes:
         """The same for equal plans, on every process and in every run."""
@@ -130,60 +134,61 @@ def _in_grid(owners: NDArray[np.int32], cut: Cut) -> NDArray[np.int32]:
     return units.transpose(sorted(range(len(axes)), key=lambda k: axes[k])).reshape(-1)
 
 
-def _chunks(leaf: int, cut: Cut, numbers: NDArray[np.int64], process: int) -> list[PlannedChunk]:
-    part, chunk = cut.kind.partition, np.array(cut.chunk_shape, np.int64)
-    grid = grid_counts(part.shape, cut.chunk_shape)
-    # Without axes there is nothing to unravel.
-    unraveled = np.unravel_index(numbers, grid) if grid else np.zeros((0, len(numbers)), np.int64)
-    positions = np.array(unraveled, np.int64).T
-    starts = positions * chunk
-    stops = np.minimum(starts + chunk, np.array(part.shape, np.int64))
-    return [
-        PlannedChunk(
-            leaf,
-            number,
-            tuple(position),
-            Box(tuple(start), tuple(stop)),
-            region,
-            cut.chunk_bytes,
-            process,
-            device,
-        )
-        for number, position, start, stop, (region, device) in zip(
-            numbers.tolist(),
-            positions.tolist(),
-            starts.tolist(),
-            stops.tolist(),
-            _sources(leaf, cut, positions, process),
-            strict=True,
-        )
-    ]
-
-
-def _sources(
-    leaf: int, cut: Cut, positions: NDArray[np.int64], process: int
-) -> list[tuple[Box, int]]:
-    """The region and the device that each chunk is read from.
+def _chunks(cut: Cut, own: list[tuple[int, int]], process: int) -> list[PlannedChunk]:
+    """A process's chunks of leaves that are cut alike, from the numbers of leaf and chunk.
 
     The chunks of a region are read from all devices of the process that hold it, from each one
     part without gaps; which device is first differs from region to region, so that those that are
     one chunk are spread as well.
     """
+    places = _places(cut, sorted({number for _, number in own}))
+    sources = {p.tile: _source(cut, p.tile, process) for p in places.values()}
+    counts = Counter((leaf, places[number].tile) for leaf, number in own)
+    seen: Counter[tuple[int, int]] = Counter()
+    spread = cut.region_bytes > WHOLE_LEAF_BYTES
+    nbytes = cut.chunk_bytes
+    chunks: list[PlannedChunk] = []
+    for leaf, number in own:
+        position, box, tile = places[number]
+        region, devices = sources[tile]
+        device = devices[0]
+        if len(devices) > 1 and spread:
+            key = leaf, tile
+            part = seen[key] * len(devices) // counts[key]
+            device = devices[(leaf + tile + part) % len(devices)]
+            seen[key] += 1
+        chunks.append(PlannedChunk(leaf, number, position, box, region, nbytes, process, device))
+    return chunks
+
+
+class _Place(NamedTuple):
+    """A chunk's place in its leaf."""
+
+    position: tuple[int, ...]
+    box: Box
+    tile: int
+
+
+def _places(cut: Cut, numbers: list[int]) -> dict[int, _Place]:
+    part, chunk = cut.kind.partition, np.array(cut.chunk_shape, np.int64)
+    grid = grid_counts(part.shape, cut.chunk_shape)
+    # Without axes there is nothing to unravel.
+    unraveled = np.unravel_index(numbers, grid) if grid else np.zeros((0, len(numbers)))
+    positions = np.array(unraveled, np.int64).T
+    starts = positions * chunk
+    stops = np.minimum(starts + chunk, np.array(part.shape, np.int64))
+    strides = np.array([math.prod(part.counts[i + 1 :]) for i in range(len(grid))], np.int64)
+    tiles: list[int] = (positions // np.array(cut.chunks, np.int64) @ strides).tolist()
+    columns = zip(positions.tolist(), starts.tolist(), stops.tolist(), tiles, strict=True)
+    return {
+        number: _Place(tuple(position), Box(tuple(start), tuple(stop)), tile)
+        for number, (position, start, stop, tile) in zip(numbers, columns, strict=True)
+    }
+
+
+def _source(cut: Cut, tile: int, process: int) -> tuple[Box, list[int]]:
+    """The region that a tile belongs to, and the process's devices that hold it."""
     part = cut.kind.partition
     if cut.kind.assembled:
-        return [(whole_box(part.shape), ASSEMBLE)] * len(positions)
-    strides = np.array([math.prod(part.counts[i + 1 :]) for i in range(len(part.counts))], np.int64)
-    tiles: list[int] = (positions // np.array(cut.chunks, np.int64) @ strides).tolist()
-    held: dict[int, tuple[Box, list[int]]] = {}
-    for tile in tiles:
-        if tile not in held:
-            devices = part.holders.devices_on(tile, process)
-            first = (leaf + tile) % len(devices) if cut.region_bytes > WHOLE_LEAF_BYTES else 0
-            held[tile] = part.box_of(tile), devices[first:] + devices[:first]
-    counts, seen = Counter(tiles), Counter[int]()
-    sources: list[tuple[Box, int]] = []
-    for tile in tiles:
-        region, devices = held[tile]
-        sources.append((region, devices[seen[tile] * len(devices) // counts[tile]]))
-        seen[tile] += 1
-    return sources
+        return whole_box(part.shape), [ASSEMBLE]
+    return part.box_of(tile), part.holders.devices_on(tile, process)
