@@ -49,7 +49,7 @@ def tables(results: Results) -> list[Table]:
 def print_tables(results: Results, console: Console) -> None:
     """On the terminal."""
     for table in tables(results):
-        console.print(_rich(table))
+        console.print(rich_table(table))
     for note in results.notes:
         console.print(f"Note: {note}.", highlight=False)
 
@@ -176,7 +176,8 @@ def _bars(results: Results) -> Table:
     return Table("bars", ("", "wanted", "measured", ""), rows)
 
 
-def _rich(table: Table) -> rich.table.Table:
+def rich_table(table: Table) -> rich.table.Table:
+    """For the terminal."""
     drawn = rich.table.Table(title=table.title, title_justify="left")
     for number, name in enumerate(table.header):
         drawn.add_column(name, justify="right" if number else "left", no_wrap=number > 0)

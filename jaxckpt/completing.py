@@ -62,7 +62,8 @@ class Completion:
     ) -> None:
         self._what, self._process, self._job = what, process, job
         self._reader, self._sink, self._reads = reader, sink, reads
-        self._arrived, self._collective, self._check = arrived, collective, check
+        self._arrived, self._check = arrived, check
+        self._collective: Collective = collective
         self._gathers: dict[tuple[Group, int], StripeGather] = {}
         self._spare: dict[tuple[int, int], list[NDArray[np.uint8]]] = {}
         self._partial: dict[int, PartialValue] = {}

@@ -6,7 +6,9 @@ Publishing it under its name is the commit's work (`commit.py`, or orbax's).
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -58,15 +60,17 @@ class StagedItem:
         options: Options,
         operation: Operation,
         state: StatePlan,
+        chunks: list[PlannedChunk],
         item_dir: str,
         files: DataFiles,
     ) -> None:
-        self._world, self._options, self._state = world, options, state
+        self._world, self._options, self._state, self._chunks = world, options, state, chunks
         self._operation, self._dir, self._files = operation, item_dir, files
         self._process = world.coordinator.process_index
         self._entries: list[Entry] = []
         self._writes: list[Future[None]] = []
         self._crcs = np.zeros(len(state.plan.owners), np.uint32)
+        self._padding = threading.Lock()  # one padded copy of a chunk at a time
         self._job: Job | None = None
         self.nbytes = 0
 
@@ -164,7 +168,7 @@ class StagedItem:
         """
         together: list[_Copy] = []
         held = 0
-        for chunk in self._state.plan.owned_by(self._process):
+        for chunk in self._chunks:
             self.nbytes += chunk.nbytes
             copy = self._plan_copy(chunk)
             if copy is not None:
@@ -183,6 +187,9 @@ class StagedItem:
         row = self._state.plan.starts[chunk.leaf] + chunk.number
         crcs = self._crcs
 
+        uneven = chunk.box.shape != leaf.spec.chunk_shape
+        padding = self._padding if uneven else contextlib.nullcontext()
+
         def value() -> np.ndarray:
             found = host_chunk(leaf.described.source, chunk)
             return _padded(found, leaf.spec.chunk_shape)
@@ -190,7 +197,8 @@ class StagedItem:
         if self._options.compression:
 
             def compress() -> None:
-                place, crcs[row] = self._files.put_compressed(value())
+                with padding:
+                    place, crcs[row] = self._files.put_compressed(value())
                 self._entries.append((key, _ref(place)))
 
             return compress
@@ -207,7 +215,8 @@ class StagedItem:
         def copy() -> None:
             if place.begins_file and place.file:
                 self._files.seal(place.file - 1)
-            crcs[row] = self._files.put(place, value())
+            with padding:
+                crcs[row] = self._files.put(place, value())
 
         return copy
 
@@ -252,8 +261,8 @@ def stage(
     home = join(item_dir, process_dir(world.coordinator.process_index))
     world.store.make_dir(home)
     world.store.make_dir(join(home, "d"))
-    process = world.coordinator.process_index
-    pool.set_headroom(_FIXED_BYTES + _temporary_bytes(state, options, process))
+    chunks = state.plan.owned_by(world.coordinator.process_index)
+    pool.set_headroom(_FIXED_BYTES + _temporary_bytes(state, chunks, options))
     job = engine.job()
     files = DataFiles(
         world.store,
@@ -265,7 +274,7 @@ def stage(
         direct=options.direct_io != "off",
         may_grow=may_grow,
     )
-    staged = StagedItem(world, options, operation, state, item_dir, files)
+    staged = StagedItem(world, options, operation, state, chunks, item_dir, files)
     staged.copy_out(job)
     return staged
 
@@ -275,19 +284,20 @@ def _run_all(copies: list[_Copy]) -> None:
         copy()
 
 
-def _temporary_bytes(state: StatePlan, options: Options, process: int) -> int:
-    """What one temporary copy of a chunk takes: compressed, padded or made contiguous."""
+def _temporary_bytes(state: StatePlan, chunks: list[PlannedChunk], options: Options) -> int:
+    """What temporary copies of chunks take: one compressed or made contiguous, one padded."""
     copies = 2 if options.compression else 1
-    needed = 0
-    for chunk in state.plan.owned_by(process):
+    needed = padded = 0
+    for chunk in chunks:
         source = state.leaves[chunk.leaf].described.source
         whole = chunk.box == chunk.region
         row_wise = whole or chunk.box.shape[1:] == chunk.region.shape[1:]
-        uneven = chunk.box.shape != state.leaves[chunk.leaf].spec.chunk_shape
         fortran = isinstance(source, np.ndarray) and not source.flags.c_contiguous
-        if options.compression or uneven or not row_wise or fortran:
+        if options.compression or not row_wise or fortran:
             needed = max(needed, copies * chunk.nbytes)
-    return needed
+        if chunk.box.shape != state.plan.chunk_shapes[chunk.leaf]:
+            padded = max(padded, chunk.nbytes)
+    return needed + padded
 
 
 def _padded(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -46,6 +46,7 @@ def arrays() -> dict[str, Any]:
         "ints": jnp.arange(-5, 5, dtype=jnp.int8),
         "zero_d": jnp.float64(2.5),
         "numpy": rng.random((3, 5)),
+        "prime": rng.random(9973),
         "nested": {"0": [jnp.ones(3), {"deep.er": np.arange(4)}]},
     }
 

@@ -12,7 +12,6 @@ from typing import Any
 INDEX, COUNT, PORT, HEARTBEAT = map(int, os.environ["JOB"].split())
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding

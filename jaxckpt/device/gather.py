@@ -7,7 +7,7 @@ small floats, and one of 2-bit integers corrupts memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -96,5 +96,5 @@ class StripeGather:
         return whole.view(np.uint8)
 
 
-def _devices_of(process: int) -> list[jax.Device]:
+def _devices_of(process: int) -> list[Any]:
     return [d for d in jax.devices() if d.process_index == process]

@@ -6,32 +6,71 @@ import itertools
 import math
 
 from jaxckpt._types import Box
+from jaxckpt.layout.cutting import SMALLEST_PIECE_BYTES, cut_region
 from jaxckpt.layout.partition import Partition
 
 WHOLE_LEAF_BYTES = 64 << 10
 """An array up to this size is one chunk, where one process holds all of it."""
-_SMALLEST_PIECE_FACTOR = 16
+
+
+def is_whole(partition: Partition, itemsize: int) -> bool:
+    """Whether an array is stored as one chunk because it is small."""
+    nbytes = math.prod(partition.shape) * itemsize
+    return nbytes <= WHOLE_LEAF_BYTES and partition.holders.groups.common is not None
 
 
 def choose_chunk_shape(partition: Partition, itemsize: int, max_bytes: int) -> tuple[int, ...]:
-    """The chunk shape of an array's Zarr grid.
+    """The chunk shape of an array whose regions are dealt whole.
 
-    It divides every region of the partition evenly, so that a chunk belongs to one region. It is
-    at most ``max_bytes`` where the divisors of the region's shape allow that without cutting it
-    into far more pieces than its bytes ask for.
+    It divides every region, so that a chunk belongs to one; only along an axis that is not
+    sharded the last chunk may be shorter. It is at most ``max_bytes`` where that is possible
+    without far more pieces than its bytes ask for.
     """
-    shape = partition.shape
-    if math.prod(shape) * itemsize <= WHOLE_LEAF_BYTES and _one_process_holds_all(partition):
-        return tuple(max(1, n) for n in shape)
-    cell = [_common_step(partition, axis) for axis in range(len(shape))]
-    pieces = -(-math.prod(cell) * itemsize // max_bytes)
-    return tuple(n // k for n, k in zip(cell, _split(cell, pieces), strict=True))
+    if 0 in partition.shape or is_whole(partition, itemsize):
+        return tuple(max(1, n) for n in partition.shape)
+    tile = partition.tile
+    wanted = -(-math.prod(tile) * itemsize // max_bytes)
+    most = math.prod(tile)
+    return cut_region(tile, free_axes(partition), wanted, 1, most, short_rows=True) or tile
+
+
+def split_chunk_shape(
+    partition: Partition, itemsize: int, max_bytes: int, share: int
+) -> tuple[int, ...] | None:
+    """A chunk shape that cuts every region into a multiple of ``share`` chunks, if there is one."""
+    tile = partition.tile
+    nbytes = math.prod(tile) * itemsize
+    wanted = max(share, -(-nbytes // max_bytes))
+    most = nbytes // SMALLEST_PIECE_BYTES
+    return cut_region(tile, free_axes(partition), wanted, share, most)
+
+
+def fine_chunk_shape(partition: Partition, itemsize: int, max_bytes: int) -> tuple[int, ...] | None:
+    """A chunk shape of about ``max_bytes``, but not below the smallest size of pieces."""
+    tile = partition.tile
+    nbytes = math.prod(tile) * itemsize
+    most = nbytes // SMALLEST_PIECE_BYTES
+    wanted = max(1, min(most, -(-nbytes // max(1, max_bytes))))
+    free = free_axes(partition)
+    # Where no cut makes so many pieces and not smaller ones, fewer are better than none.
+    fewer = sorted({wanted, wanted * 3 // 4, wanted // 2, wanted // 4}, reverse=True)
+    cuts = (cut_region(tile, free, k, 1, most) for k in fewer if k)
+    return next((cut for cut in cuts if cut is not None), None)
+
+
+def free_axes(partition: Partition) -> tuple[bool, ...]:
+    """The axes along which every region is as long as the array."""
+    return tuple(k == 1 for k in partition.counts)
+
+
+def grid_counts(shape: tuple[int, ...], chunk: tuple[int, ...]) -> tuple[int, ...]:
+    """How many chunks the grid has along each axis."""
+    return tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
 
 
 def grid_positions(shape: tuple[int, ...], chunk: tuple[int, ...]) -> list[tuple[int, ...]]:
     """All positions of the chunk grid, in C order; none for an array without elements."""
-    counts = [-(-n // c) for n, c in zip(shape, chunk, strict=True)]
-    return list(itertools.product(*map(range, counts)))
+    return list(itertools.product(*map(range, grid_counts(shape, chunk))))
 
 
 def chunk_box(position: tuple[int, ...], chunk: tuple[int, ...]) -> Box:
@@ -44,48 +83,3 @@ def positions_meeting(box: Box, chunk: tuple[int, ...]) -> list[tuple[int, ...]]
     """Positions of the chunks that share elements with a region."""
     ranges = [range(a // c, -(-b // c)) for a, b, c in zip(box.start, box.stop, chunk, strict=True)]
     return list(itertools.product(*ranges))
-
-
-def _one_process_holds_all(partition: Partition) -> bool:
-    held = [{r.process for r in group} for group in partition.replicas]
-    return not held or bool(set.intersection(*held))
-
-
-def _common_step(partition: Partition, axis: int) -> int:
-    edges = {b.start[axis] for b in partition.boxes} | {b.stop[axis] for b in partition.boxes}
-    return max(1, math.gcd(*edges)) if edges else max(1, partition.shape[axis])
-
-
-def _split(cell: list[int], pieces: int) -> tuple[int, ...]:
-    """How often to cut each axis: at least ``pieces`` in all, as few as the divisors allow.
-
-    Cuts of leading axes keep a chunk contiguous in its region, so they win among equals. Where
-    only prime axes remain and the cut would make far too many pieces, the region stays whole.
-    """
-    best = (1,) * len(cell)
-    if pieces <= 1:
-        return best
-    options: list[tuple[int, tuple[int, ...]]] = []
-    for first in range(len(cell)):
-        for k in _divisors(cell[first]):
-            rest = -(-pieces // k)
-            cut = [1] * len(cell)
-            cut[first] = k
-            if rest > 1:
-                if first + 1 == len(cell):
-                    continue
-                more = [d for d in _divisors(cell[first + 1]) if d >= rest]
-                if not more:
-                    continue
-                cut[first + 1] = more[0]
-            options.append((math.prod(cut), tuple(cut)))
-    if options:
-        count, cut = min(options, key=lambda o: (o[0], [-c for c in o[1]]))
-        if count <= _SMALLEST_PIECE_FACTOR * pieces:
-            return cut
-    return best
-
-
-def _divisors(n: int) -> list[int]:
-    low = [k for k in range(1, math.isqrt(n) + 1) if n % k == 0]
-    return low + [n // k for k in reversed(low) if k * k != n]
