@@ -30,7 +30,7 @@ WAIT_SECS = 600.0
 """How long a process waits for slower ones that are alive. A dead one ends the job much sooner:
 jax's coordination service aborts it after its heartbeat timeout."""
 _SLICE_SECS = 0.5
-_GRACE_SECS = 15.0  # for the primary's word that another process is missing
+_GRACE_SECS, _GRACE_SHARE = 15.0, 0.1  # for the primary's word that another process is missing
 _LEAVING_SECS = 30.0
 _KEPT_OPERATIONS = 16  # keys of older ones are deleted
 
@@ -216,7 +216,8 @@ class Operation:
             found = self._collect(keys, place, point, head, timeout_secs)
             keys.put(f"{place}/all", _pack(found if to_all else []))
             return found
-        answer = self._await(keys, f"{place}/all", timeout_secs + _GRACE_SECS)
+        grace = max(_GRACE_SECS, _GRACE_SHARE * timeout_secs)
+        answer = self._await(keys, f"{place}/all", timeout_secs + grace)
         if answer is None:
             raise self._missing(keys, point, [0], timeout_secs)
         return _unpack(answer)
