@@ -20,6 +20,7 @@ _BLOCK = 4096
 _SMALL_ALIGN = 64
 _ALIGN_LARGE_FROM = 64 << 10  # such values lie on block borders in their files
 _STRIPE_UNIT = 64 << 10
+_LEAST_PIECE = 16 << 10  # of a value that is cut, but for its end; fits in the smallest stripe
 _MOST_STRIPE_BYTES = 4 << 20
 _TRIAL_BUCKETS = 2
 _TRIAL_SHARE = 6  # a trial takes at most this part of a stream
@@ -143,7 +144,7 @@ def _plan_stream(
             offset = -(-ends[member] // align) * align
             room = stripe - offset
             size = length - start
-            if room < (min(_room(size), _ALIGN_LARGE_FROM) if cut else _room(size)):
+            if room < (min(_room(size), _LEAST_PIECE) if cut else _room(size)):
                 close()
                 continue
             size = min(size, room // _BLOCK * _BLOCK) if cut else size
