@@ -143,7 +143,7 @@ def _read(
             _read_foreign(item, wave, values)
         else:
             _read_own(world, options, engine, operation, item, wave, values)
-    operation.exchange("restored")
+    operation.meet("restored")
     return values
 
 

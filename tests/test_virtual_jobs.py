@@ -241,7 +241,7 @@ def test_old_words_are_forgotten() -> None:
     places = coordinators(2, 4, keys)
     counts = []
     for _ in range(60):
-        run_job(2, lambda i: places[i].operation("x").exchange("y", b"z"))
+        run_job(2, lambda i: places[i].operation("x").meet("y", b"z"))
         counts.append(len(keys.keys()))
     assert max(counts) == counts[20]
 
