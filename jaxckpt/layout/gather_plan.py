@@ -147,7 +147,8 @@ def _plan_stream(
             if room < (min(_room(size), _LEAST_PIECE) if cut else _room(size)):
                 close()
                 continue
-            size = min(size, room // _BLOCK * _BLOCK) if cut else size
+            if size > room:
+                size = room // _BLOCK * _BLOCK
             pieces.append(Piece(value, start, start + size, member, offset))
             ends[member] = offset + -(-size // align) * align
             start += size

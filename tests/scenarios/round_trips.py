@@ -17,8 +17,8 @@ from scenarios.state import (
     assert_state,
     mesh_of,
     place,
-    shape_of,
     state_of,
+    target_of,
     values,
 )
 
@@ -31,7 +31,7 @@ def grid(directory: str, cases: list[dict[str, Any]]) -> list[float]:
         path = f"{directory}/{number}"
         saved = state_of(number, mesh_of(*case["mesh"]), case["specs"])
         jaxckpt.save(path, saved, options=jaxckpt.Options(**case.get("save", {})))
-        target = shape_of(state_of(0, mesh_of(*case["to"]), case["to_specs"]))
+        target = target_of(mesh_of(*case["to"]), case["to_specs"])
         options = jaxckpt.Options(**case.get("restore", {}))
         assert_state(number, jaxckpt.restore(path, target, options=options), case)
         took.append(round(time.monotonic() - start, 2))
@@ -43,7 +43,7 @@ def save(path: str, seed: int, mesh: list[Any], specs: list[Any]) -> None:
 
 
 def restore(path: str, seed: int, mesh: list[Any], specs: list[Any], complete: list[str]) -> None:
-    target = shape_of(state_of(0, mesh_of(*mesh), specs))
+    target = target_of(mesh_of(*mesh), specs)
     for way in complete:
         found = jaxckpt.restore(path, target, options=jaxckpt.Options(complete=way))
         assert_state(seed, found, way)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import ml_dtypes
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 NARROW = ("int4", "int2")
@@ -59,15 +60,22 @@ def values(seed: int) -> dict[str, np.ndarray]:
 
 
 def keys(seed: int, mesh: Mesh) -> dict[str, jax.Array]:
-    axis = mesh.axis_names[0] if 64 % mesh.shape[mesh.axis_names[0]] == 0 else None
-    one, many = NamedSharding(mesh, P()), NamedSharding(mesh, P(axis))
+    return {name: make(seed) for name, make in _makers(mesh).items()}
+
+
+@functools.cache
+def _makers(mesh: Mesh) -> dict[str, Callable[[int], jax.Array]]:
+    one, many = NamedSharding(mesh, P()), NamedSharding(mesh, _key_spec(mesh))
     return {
-        "key": jax.jit(lambda s: jax.random.key(s), out_shardings=one)(seed),
-        "rbg": jax.jit(lambda s: jax.random.key(s, impl="rbg"), out_shardings=one)(seed),
-        "split": jax.jit(lambda s: jax.random.split(jax.random.key(s), 64), out_shardings=many)(
-            seed
-        ),
+        "key": jax.jit(lambda s: jax.random.key(s), out_shardings=one),
+        "rbg": jax.jit(lambda s: jax.random.key(s, impl="rbg"), out_shardings=one),
+        "split": jax.jit(lambda s: jax.random.split(jax.random.key(s), 64), out_shardings=many),
     }
+
+
+def _key_spec(mesh: Mesh) -> P:
+    axis = mesh.axis_names[0]
+    return P() if 64 % mesh.shape[axis] else P(axis)
 
 
 def host_values(seed: int) -> dict[str, Any]:
@@ -92,6 +100,25 @@ def state_of(seed: int, mesh: Mesh, specs: list[Any]) -> dict[str, Any]:
     local = np.arange(30_000, dtype=np.int32) + seed
     out["local"] = jax.device_put(local, jax.local_devices()[-1])
     return {**out, "keys": keys(seed, mesh), "values": host_values(seed)}
+
+
+def target_of(mesh: Mesh, specs: list[Any]) -> dict[str, Any]:
+    """What to restore such a state to; holds none of the values."""
+    out: dict[str, Any] = {}
+    for i, (name, value) in enumerate(values(0).items()):
+        sharding = fitting(value, mesh, specs[i % len(specs)])
+        out[name] = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+    own = SingleDeviceSharding(jax.local_devices()[0])
+    out["local"] = jax.ShapeDtypeStruct((30_000,), np.int32, sharding=own)
+    found = {name: jax.eval_shape(make, 0) for name, make in _makers(mesh).items()}
+    specs = {"split": _key_spec(mesh)}
+    out["keys"] = {
+        name: jax.ShapeDtypeStruct(
+            key.shape, key.dtype, sharding=NamedSharding(mesh, specs.get(name, P()))
+        )
+        for name, key in found.items()
+    }
+    return {**out, "values": host_values(0)}
 
 
 def fitting(value: np.ndarray, mesh: Mesh, spec: list[Any]) -> NamedSharding:
@@ -143,18 +170,6 @@ def assert_state(seed: int, found: Any, where: Any = "") -> None:
         else:
             assert type(got) is type(want), (where, name)
             assert repr(got) == repr(want), (where, name)
-
-
-def shape_of(tree: Any) -> Any:
-    """A target that holds none of the values."""
-    return jax.tree.map(
-        lambda x: (
-            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-            if isinstance(x, jax.Array)
-            else x
-        ),
-        tree,
-    )
 
 
 @contextlib.contextmanager
