@@ -104,6 +104,7 @@ class Checkpointer:
             operation.exchange("directory is there")
             if store.stat(self.directory) is None:
                 raise NotSharedError(self.directory, operation.process_index, "the directory")
+            operation.exchange("directory is seen")
 
     # -- what is there -----------------------------------------------------------------------------
 
