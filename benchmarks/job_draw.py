@@ -105,8 +105,8 @@ def _times(axis: Axes, results: JobResults, state: str) -> None:
         )
     axis.set_yticks(places, [CASES[case].label for case in cases])
     axis.set_xlim(0, 1.15 * max(one.worst for one in found))
-    size = f"{results.sizes[state] / 1e9:.2f} GB"
-    where = "local disk"
+    axis.set_xlabel(f"seconds for {results.sizes[state] / 1e9:.2f} GB (less is better)")
+    where = "the local disk"
     if state == SLOW_REPLICATED:
-        where = f"storage of {results.rate / 1e6:.0f} MB/s for the job"
-    finish(axis, f"restore of {size} to 4 replicas, {where}, s (less is better)")
+        where = f"{results.rate / 1e6:.0f} MB/s for the whole job"
+    finish(axis, f"restore to 4 replicas from {where}")
