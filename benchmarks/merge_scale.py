@@ -31,7 +31,7 @@ from jaxckpt.io.store import Stat, join
 from jaxckpt.io.world import World
 from jaxckpt.layout.flatten import flatten
 from jaxckpt.layout.placement import Placer
-from jaxckpt.layout.save_plan import SavePlan, plan_save
+from jaxckpt.layout.save_plan import ArrayLeaf, SavePlan, plan_save
 from jaxckpt.merging import EMPTY_KEY, Announcement, decode_announcement, with_crcs, write_root
 from jaxckpt.saving import INLINE_BYTES
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 ROUNDS = 3
-_ITEM, _UUID = "/item", bytes(16)
+ITEM, _UUID = "/item", bytes(16)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class MergeRow:
 
 
 @dataclass
-class _Files:
+class Files:
     """As much of a Store as the merge needs; data files are sizes."""
 
     small: dict[str, bytes] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class _Reader:
 
 
 class _Writer:
-    def __init__(self, files: _Files, path: str) -> None:
+    def __init__(self, files: Files, path: str) -> None:
         self._files, self._path = files, path
 
     def write_at(self, offset: int, data: Buffer) -> None:
@@ -117,39 +117,57 @@ class _Writer:
         pass
 
 
+@dataclass(frozen=True)
+class Databases:
+    """What all processes of a job have written, and said of it."""
+
+    root: Any
+    specs: list[LeafSpec]
+    plan: SavePlan
+    files: Files
+    announced: list[bytes]
+
+
 def measure_merge(state: str, devices: int) -> MergeRow:
     """Merges what all processes of a job would have written."""
     processes = devices // DEVICES_PER_PROCESS
-    leaves = STATES[state](mesh_of(devices))
+    found = databases_of(STATES[state](mesh_of(devices)), processes)
+    seconds = statistics.median(merge(found)[0] for _ in range(ROUNDS))
+    chunks = found.plan.owners.size
+    keys = chunks + len(found.specs)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    return MergeRow(state, devices, processes, chunks, keys, seconds, peak)
+
+
+def databases_of(leaves: list[ArrayLeaf], processes: int) -> Databases:
+    """Plans a state and makes the index of every process."""
     plan = plan_save(leaves, Options().chunk_bytes)
     root, specs = _described(leaves, plan)
-    files, announced = _written(plan, specs, processes)
-    seconds: list[float] = []
-    for _ in range(ROUNDS):
-        copy = _Files(dict(files.small), files.sizes)
-        world = World(copy, Coordinator(), lambda: 0, bytes)
-        gc.collect()
-        start = time.perf_counter()
-        found = [decode_announcement(data) for data in announced]
-        sidecar = Sidecar(root, tuple(with_crcs(specs, plan, found)), {}, processes, True, None)
-        write_root(world, _ITEM, sidecar, found)
-        seconds.append(time.perf_counter() - start)
-    keys = plan.owners.size + len(specs)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    return MergeRow(
-        state, devices, processes, plan.owners.size, keys, statistics.median(seconds), peak
-    )
+    return Databases(root, specs, plan, *_written(plan, specs, processes))
 
 
-def _described(leaves: list[Any], plan: SavePlan) -> tuple[Any, list[LeafSpec]]:
+def merge(databases: Databases) -> tuple[float, Files]:
+    """The primary's part of a save; returns its seconds and the files of the item."""
+    files = Files(dict(databases.files.small), databases.files.sizes)
+    world = World(files, Coordinator(), lambda: 0, bytes)
+    gc.collect()
+    start = time.perf_counter()
+    said = [decode_announcement(data) for data in databases.announced]
+    specs = tuple(with_crcs(databases.specs, databases.plan, said))
+    write_root(world, ITEM, Sidecar(databases.root, specs, {}, len(said), True, None), said)
+    return time.perf_counter() - start, files
+
+
+def _described(leaves: list[ArrayLeaf], plan: SavePlan) -> tuple[Any, list[LeafSpec]]:
     """The tree and its leaves, named as a training loop would."""
-    groups = ("params", "master", "mean", "variance")
+    groups = ("layers", "master", "mean", "variance")  # in the order in which a tree is walked
     per_group = -(-len(leaves) // len(groups))
     tree: dict[str, dict[str, int]] = {}
     for number in range(len(leaves)):
         group = tree.setdefault(groups[number // per_group], {})
         group[f"tensor_{number % per_group:05d}"] = number
-    flat = flatten({name: tree[name] for name in groups if name in tree})
+    flat = flatten(tree)
+    assert [number for _, number in flat.leaves] == list(range(len(leaves)))
     specs: list[LeafSpec] = []
     for path, number in flat.leaves:
         shape = tuple(leaves[number].partition.shape)
@@ -159,9 +177,9 @@ def _described(leaves: list[Any], plan: SavePlan) -> tuple[Any, list[LeafSpec]]:
     return flat.root, specs
 
 
-def _written(plan: SavePlan, specs: list[LeafSpec], processes: int) -> tuple[_Files, list[bytes]]:
+def _written(plan: SavePlan, specs: list[LeafSpec], processes: int) -> tuple[Files, list[bytes]]:
     """The databases of all processes, and what each says of its own."""
-    files, announced = _Files(), list[bytes]()
+    files, announced = Files(), list[bytes]()
     for process in range(processes):
         entries, ends = _entries(plan, specs, process)
         if process == 0:
@@ -173,10 +191,10 @@ def _written(plan: SavePlan, specs: list[LeafSpec], processes: int) -> tuple[_Fi
         home = process_dir(process)
         for number, end in enumerate(ends):
             records[f"{home}/{data_file(number)}"] = FileRecord(end)
-            files.sizes[join(_ITEM, home, data_file(number))] = end
+            files.sizes[join(ITEM, home, data_file(number))] = end
         for name, data in ((INDEX_FILE, blob), (MANIFEST_NAME, manifest)):
             records[f"{home}/{name}"] = FileRecord(len(data), crc32c.crc32c(data))
-            files.small[join(_ITEM, home, name)] = data
+            files.small[join(ITEM, home, name)] = data
         crcs = np.random.default_rng(process).integers(
             0, 1 << 32, int((plan.owners == process).sum()), np.uint32
         )
