@@ -72,16 +72,22 @@ def agree(operation: Operation, own: Fingerprint, place: str = "") -> str:
     """
     if operation.alone:
         return place
-    word = json.dumps([own.digest, place]).encode()
-    words = [json.loads(w) for w in operation.exchange("the same everywhere", word)]
-    if any(digest != words[0][0] for digest, _ in words):
+
+    def compare(told: list[bytes]) -> bytes:
+        same = all(word == told[0] for word in told)
+        return json.dumps([same, place]).encode()
+
+    def refuse(told: list[bytes]) -> bytes:
+        trees = [json.loads(zlib.decompress(tree)) for tree in told]
+        raise ProcessesDisagreeError(operation.what, _difference(trees))
+
+    same, shared = json.loads(operation.meet("the same everywhere", own.digest.encode(), compare))
+    if not same:
         told = zlib.compress(json.dumps(own.leaves).encode())
         if len(told) > _MOST_TOLD_BYTES:
             told = zlib.compress(b"[]")
-        trees = operation.exchange("what differs", told)
-        problem = _difference([json.loads(zlib.decompress(tree)) for tree in trees])
-        raise ProcessesDisagreeError(operation.what, problem)
-    return words[0][1]
+        operation.meet("what differs", told, refuse)
+    return shared
 
 
 def _difference(trees: list[list[list[Any]]]) -> str:

@@ -1,5 +1,4 @@
-"""The second half of a restore in a job: each stored byte read once, then handed to all that
-need it.
+"""Buckets on their way: read in stripes, handed on by a collective, taken apart.
 
 While one bucket is handed on, the next is being read and the last one taken apart.
 """
@@ -8,31 +7,25 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxckpt._options import Options
-from jaxckpt._types import Span
 from jaxckpt.device.gather import Collective, StripeGather
 from jaxckpt.errors import CollectiveFailedError
-from jaxckpt.io.chunk_reader import ChunkReader
 from jaxckpt.io.chunk_sink import ChunkSink, PartialValue
-from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.engine import Job
 from jaxckpt.io.local import aligned_memory
 from jaxckpt.io.stripe_reader import StripeReader
 from jaxckpt.io.waiting import wait_for_all
-from jaxckpt.io.world import World
-from jaxckpt.layout.gather_plan import Bucket, Group, plan_gather
+from jaxckpt.layout.gather_plan import Bucket, Group
 from jaxckpt.layout.restore_plan import ChunkRead
 
 _AHEAD = 2
 _READ, _FAILED = 1, 2
-Arrived = Callable[[ChunkRead], None]
 
 
 class Completion:
@@ -43,7 +36,6 @@ class Completion:
         process: this one.
         job: its read and copy threads are used.
         reads: the stored values by the numbers that the buckets use.
-        arrived: called for each value that is whole, checked and in its place.
         check: hold values that were handed on against their checksums, too.
     """
 
@@ -55,27 +47,32 @@ class Completion:
         reader: StripeReader,
         sink: ChunkSink,
         reads: Sequence[ChunkRead],
-        arrived: Arrived,
         *,
         collective: Collective,
         check: bool,
     ) -> None:
         self._what, self._process, self._job = what, process, job
         self._reader, self._sink, self._reads = reader, sink, reads
-        self._arrived, self._check = arrived, check
+        self._check = check
         self._collective: Collective = collective
         self._gathers: dict[tuple[Group, int], StripeGather] = {}
         self._spare: dict[tuple[int, int], list[NDArray[np.uint8]]] = {}
         self._partial: dict[int, PartialValue] = {}
         self._broken = False
 
-    def compile(self, buckets: Sequence[Bucket]) -> None:
-        """Compiles what the buckets need; talks to no other process."""
-        for bucket in buckets:
-            key = bucket.group, bucket.stripe_bytes
-            if key not in self._gathers:
-                self._gathers[key] = StripeGather(*key, self._collective)
-                self._gathers[key].compile()
+    def compile(self, stripes: Mapping[Group, int]) -> None:
+        """Compiles the collective of each group; talks to no other process."""
+        for key in stripes.items():
+            self._gathers[key] = StripeGather(*key, self._collective)
+            self._gathers[key].compile()
+
+    def warm_up(self, group: Group, stripe_bytes: int) -> None:
+        """Hands nothing on, so that the connections are there; every member must call it."""
+        memory = np.zeros(stripe_bytes, np.uint8)
+        try:
+            self._gathers[group, stripe_bytes](memory)
+        except jax.errors.JaxRuntimeError as error:
+            raise CollectiveFailedError(self._what, error) from error
 
     def run(self, buckets: Sequence[Bucket]) -> bool:
         """Blocks until all buckets are in their places; every member must run the same ones.
@@ -164,63 +161,9 @@ class Completion:
             if size == length and self._sink.run_memory(read) is None:
                 reader = 0 if self._collective == "broadcast" else piece.member
                 self._sink.put(read, data, check=self._check or reader == own)
-                self._arrived(read)
                 continue
             partial = self._partial.get(piece.value)
             if partial is None:
                 partial = self._partial[piece.value] = self._sink.begin(read, length)
             if partial.add(data):
                 del self._partial[piece.value]
-                self._arrived(read)
-
-
-def complete(
-    world: World,
-    options: Options,
-    operation: Operation,
-    job: Job,
-    reader: ChunkReader,
-    sink: ChunkSink,
-    reads: Sequence[ChunkRead],
-    groups: Sequence[Group],
-) -> list[ChunkRead]:
-    """Reads and hands on what several processes need; returns what is left to this process.
-
-    Every process must call it.
-
-    Args:
-        groups: for each read the processes that need it.
-
-    Raises:
-        PeerMissingError: a process did not come to the first collective in time.
-    """
-    if operation.alone or options.complete == "direct":
-        return list(reads)
-    shared = [i for i, g in enumerate(groups) if _is_shared(reads[i], g)]
-    own = [read for read, group in zip(reads, groups, strict=True) if not _is_shared(read, group)]
-    handed = [reads[i] for i in shared]
-    lengths = [read.source.length for read in handed if isinstance(read.source, Span)]
-    buckets = plan_gather(lengths, [groups[i] for i in shared], options.gather_bytes)
-    completion = Completion(
-        operation.what,
-        world.coordinator.process_index,
-        job,
-        StripeReader(reader, sink, handed),
-        sink,
-        handed,
-        lambda _: None,
-        collective="broadcast" if options.complete == "broadcast" else "allgather",
-        check=options.check_gathered,
-    )
-    completion.compile(buckets)
-    operation.exchange("ready to hand on", timeout_secs=options.barrier_secs)
-    operation.note("handing on bytes")
-    if not completion.run(buckets):
-        job.check()
-        operation.exchange("handed on", timeout_secs=options.barrier_secs)
-        raise RuntimeError("a process said that it failed, and not why")
-    return own
-
-
-def _is_shared(read: ChunkRead, group: Group) -> bool:
-    return len(group) > 1 and isinstance(read.source, Span)

@@ -17,7 +17,6 @@ from jaxckpt._calm import calm
 from jaxckpt._options import Options
 from jaxckpt._types import Box, LeafSpec
 from jaxckpt.agreeing import Fingerprint, agree
-from jaxckpt.completing import complete
 from jaxckpt.device.memory import nbytes_of, regions
 from jaxckpt.device.place import build_result, needed_boxes, needing_processes, wanted_sharding_text
 from jaxckpt.errors import DamagedCheckpointError, TreeMismatchError
@@ -40,6 +39,7 @@ from jaxckpt.layout.restore_plan import (
     plan_reads,
 )
 from jaxckpt.opened import OpenedItem, has_sidecar, open_item
+from jaxckpt.sharing import Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def _read(
             _read_foreign(item, wave, values)
         else:
             _read_own(world, options, engine, operation, item, wave, values)
-    operation.exchange("restored")
+    operation.meet("restored")
     return values
 
 
@@ -248,7 +248,7 @@ def _read_own(
     needing = {pending.leaf: pending.needing for pending in wave}
     groups = [needed_by(read.box, needing[read.leaf]) for read in reads]
     try:
-        own = complete(world, options, operation, job, reader, sink, reads, groups)
+        own = Sharing(world, options, operation, job, reader, sink, reads, groups).run()
         for pending in _as_they_arrive(job, reader.tasks(own), wave):
             regions_of = {box: by_box.pop((pending.leaf, box)) for box in pending.boxes}
             values[pending.result] = _build(item, pending, regions_of)

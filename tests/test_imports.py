@@ -20,7 +20,7 @@ LAYERS = [
     {"device", "dist"},
     {"opened", "foreign"},
     {"merging", "agreeing", "completing", "commit", "places", "items"},
-    {"planning"},
+    {"planning", "sharing"},
     {"saving", "restoring"},
     {"single"},
     {"step_save"},

@@ -108,7 +108,9 @@ def test_reads_no_more_than_the_chunks_that_it_needs(
     world = world_of(store)
     item = open_any(world, "/c")
     before = store.bytes_read
-    restored = restore_tree(world, options, engine, item, abstract, Leniency())
+    restored = restore_tree(
+        world, options, engine, world.coordinator.operation("restore"), item, abstract, Leniency()
+    )
     engine.close()
     np.testing.assert_array_equal(restored["w"], array)
     chunks = len([k for k in item.index.keys if b"/c/" in k])
@@ -127,7 +129,13 @@ def test_a_part_of_the_leaves_reads_a_part_of_the_bytes() -> None:
     item = open_any(world, "/c")
     before = store.bytes_read
     one = restore_tree(
-        world, options, engine, item, {"w3": state["w3"]}, Leniency(allow_extra=True)
+        world,
+        options,
+        engine,
+        world.coordinator.operation("restore"),
+        item,
+        {"w3": state["w3"]},
+        Leniency(allow_extra=True),
     )
     engine.close()
     np.testing.assert_array_equal(one["w3"], state["w3"])

@@ -46,6 +46,8 @@ def needing_processes(want: Wanted, processes: Processes) -> list[tuple[Box, tup
     assert want.spec is not None
     shape = want.spec.stored_shape
     everybody = tuple(range(processes.count))
+    if processes.count == 1:
+        return [(whole_box(shape), everybody)]
     sharding = data_sharding(want) if want.kind in ("jax", "prng") else None
     if sharding is None:
         return [(whole_box(shape), everybody)]

@@ -21,12 +21,14 @@ class World:
         coordinator: the other processes.
         wall_ns: nanoseconds since 1970, for people and for orbax's metadata; nothing is ordered
             by it.
+        monotonic_ns: nanoseconds of a clock that only goes forward, to compare speeds with.
         random_bytes: that many random bytes, for names that nobody else has.
     """
 
     store: Store
     coordinator: Coordinator
     wall_ns: Callable[[], int] = time.time_ns
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
 
 

@@ -11,7 +11,7 @@ whole job, processes that share several groups never wait for one another in a r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 HEADER_BYTES = 4096
@@ -22,6 +22,8 @@ _ALIGN_LARGE_FROM = 64 << 10  # such values lie on block borders in their files
 _STRIPE_UNIT = 64 << 10
 _LEAST_PIECE = 16 << 10  # of a value that is cut, but for its end; fits in the smallest stripe
 _MOST_STRIPE_BYTES = 4 << 20
+_TRIAL_BUCKETS = 2
+_TRIAL_SHARE = 6  # a trial takes at most this part of a stream
 _STRIPES_HELD = 3  # being read, being gathered, being taken apart
 
 Group = tuple[int, ...]
@@ -54,21 +56,60 @@ class Bucket:
     pieces: tuple[Piece, ...]
 
 
-def plan_gather(lengths: Sequence[int], groups: Sequence[Group], budget_bytes: int) -> list[Bucket]:
-    """The buckets of all groups that the caller is in.
+def plan_stripes(
+    lengths: Sequence[int], groups: Sequence[Group], budget_bytes: int
+) -> dict[Group, int]:
+    """Bytes of a stripe, header included, for each group.
 
     Args:
         lengths: bytes of each stored value.
         groups: who needs it, ascending; at least two processes.
         budget_bytes: device memory for the buckets of one process.
     """
+    totals: dict[Group, int] = {}
+    for length, group in zip(lengths, groups, strict=True):
+        totals[group] = totals.get(group, 0) + _room(length)
+    return {g: stripe_bytes_of(total, len(g), budget_bytes) for g, total in totals.items()}
+
+
+def plan_gather(
+    values: Sequence[int],
+    lengths: Sequence[int],
+    groups: Sequence[Group],
+    stripes: Mapping[Group, int],
+) -> list[Bucket]:
+    """The buckets for some values, of all groups that the caller is in.
+
+    Args:
+        values: numbers of the values, ascending.
+        lengths, groups: of all values; see `plan_stripes`.
+        stripes: from `plan_stripes`.
+    """
     streams: dict[Group, list[int]] = {}
-    for value, group in enumerate(groups):
-        streams.setdefault(group, []).append(value)
+    for value in values:
+        streams.setdefault(groups[value], []).append(value)
     buckets: list[Bucket] = []
     for group in sorted(streams):
-        buckets += _plan_stream(group, streams[group], lengths, budget_bytes)
+        buckets += _plan_stream(group, streams[group], lengths, stripes[group])
     return buckets
+
+
+def trial_parts(
+    values: Sequence[int], lengths: Sequence[int], bucket_bytes: int
+) -> tuple[list[int], list[int]] | None:
+    """The first values of a stream, to be handed on, and the next, to be read by every member.
+
+    None where the stream is too short for a trial to pay.
+    """
+    parts: tuple[list[int], list[int]] = ([], [])
+    wanted = (_TRIAL_BUCKETS * bucket_bytes, 2 * _TRIAL_BUCKETS * bucket_bytes)
+    total = taken = 0
+    for value in values:
+        total += lengths[value]
+        if taken < wanted[1]:
+            parts[taken >= wanted[0]].append(value)
+            taken += lengths[value]
+    return parts if total >= _TRIAL_SHARE * taken and parts[1] else None
 
 
 def stripe_bytes_of(total_bytes: int, members: int, budget_bytes: int) -> int:
@@ -82,10 +123,8 @@ def stripe_bytes_of(total_bytes: int, members: int, budget_bytes: int) -> int:
 
 
 def _plan_stream(
-    group: Group, values: Sequence[int], lengths: Sequence[int], budget_bytes: int
+    group: Group, values: Sequence[int], lengths: Sequence[int], stripe: int
 ) -> list[Bucket]:
-    total = sum(_room(lengths[v]) for v in values)
-    stripe = stripe_bytes_of(total, len(group), budget_bytes)
     buckets: list[Bucket] = []
     pieces: list[Piece] = []
     ends = [HEADER_BYTES] * len(group)

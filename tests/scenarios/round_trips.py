@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
+
+import jaxckpt
 from scenarios.state import (
     assert_bits,
     assert_state,
@@ -19,8 +21,6 @@ from scenarios.state import (
     state_of,
     values,
 )
-
-import jaxckpt
 
 
 def grid(directory: str, cases: list[dict[str, Any]]) -> list[float]:
