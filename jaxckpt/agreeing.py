@@ -6,13 +6,14 @@ leaf by leaf only to say what differs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxckpt.errors import NotSharedError, ProcessesDisagreeError
+from jaxckpt.errors import NotSharedError, ProcessesDisagreeError, StorageError
 from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.store import Store, parent_of
 
@@ -54,7 +55,8 @@ def agree_on_place(
         return place
     place = agree(operation, own(), place)
     if store.stat(place) is None:
-        store.list_dir(parent_of(place))  # a network file system may have to be asked twice
+        with contextlib.suppress(FileNotFoundError, StorageError):
+            store.list_dir(parent_of(place))  # a network file system may have to be asked twice
         if store.stat(place) is None:
             raise NotSharedError(
                 place, operation.process_index, "the directory that process 0 made"

@@ -53,8 +53,10 @@ class Sharing:
         self._job, self._reader = job, reader
         both = list(zip(reads, groups, strict=True))
         self._alone = [read for read, group in both if not _is_shared(read, group)]
-        self._reads = [read for read, group in both if _is_shared(read, group)]
-        self._groups = [group for read, group in both if _is_shared(read, group)]
+        # In the order of the files, so that a member reads runs of them.
+        shared = sorted((pair for pair in both if _is_shared(*pair)), key=lambda b: _place(b[0]))
+        self._reads = [read for read, _ in shared]
+        self._groups = [group for _, group in shared]
         sources = [read.source for read in self._reads]
         self._lengths = [source.length for source in sources if isinstance(source, Span)]
         self._stripes = plan_stripes(self._lengths, self._groups, options.gather_bytes)
@@ -178,6 +180,11 @@ def _pick(told: list[bytes]) -> bytes:
 
 def _choose(told: list[bytes]) -> bytes:
     return choose([json.loads(word) for word in told]).encode()
+
+
+def _place(read: ChunkRead) -> tuple[str, int]:
+    assert isinstance(read.source, Span)
+    return read.source.file, read.source.offset
 
 
 def _is_shared(read: ChunkRead, group: Group) -> bool:

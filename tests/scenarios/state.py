@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-NARROW = ("int4", "int2")
+NOT_ORBAX = ("empty", "local", "keys", "values")
 
 
 def mesh_of(shape: list[int], names: str, order: int = 0) -> Mesh:
@@ -170,6 +170,29 @@ def assert_state(seed: int, found: Any, where: Any = "") -> None:
         else:
             assert type(got) is type(want), (where, name)
             assert repr(got) == repr(want), (where, name)
+
+
+def orbax_state(seed: int, mesh: Mesh, specs: list[Any]) -> dict[str, Any]:
+    """What orbax can save from a job of several processes."""
+    state = state_of(seed, mesh, specs)
+    for name in NOT_ORBAX:
+        del state[name]
+    return {**state, "step": seed, "host": np.arange(100) * seed}
+
+
+def orbax_target(mesh: Mesh, specs: list[Any]) -> dict[str, Any]:
+    target = target_of(mesh, specs)
+    for name in NOT_ORBAX:
+        del target[name]
+    return {**target, "step": 0, "host": np.arange(100)}
+
+
+def assert_arrays(seed: int, found: Any, where: Any = "") -> None:
+    for name, value in values(seed).items():
+        if name not in NOT_ORBAX:
+            assert_bits(found[name], value, (where, name))
+    assert found["step"] == seed, where
+    assert_bits(found["host"], np.arange(100) * seed, (where, "host"))
 
 
 @contextlib.contextmanager
