@@ -25,8 +25,8 @@ _PARTS = ("count", "slow", "disk")
 _COUNTED_JOBS = {1: 2, 2: 2, 4: 2, 8: 1}
 """Processes, and devices of each."""
 _TIMED_JOB = 4, 2
-_COUNTED_SHARE, _SLOW_SHARE = 5, 4
-"""Bytes do not depend on the size, and on slow storage the rate decides, so these are smaller."""
+_COUNTED_BYTES, _SLOW_SHARE = 200e6, 4
+"""What is counted does not depend on the size, and on slow storage the rate decides."""
 
 
 def main() -> None:
@@ -69,8 +69,9 @@ def _measure(args: argparse.Namespace, folder: str, console: Console) -> JobResu
     sizes: dict[str, int] = {}
     counted_bytes, cold = 0, True
     if "count" in args.only:
+        counted = min(args.bytes, _COUNTED_BYTES)
         for processes, devices in _COUNTED_JOBS.items():
-            found = _job("count", folder, console, processes, devices, args.bytes / _COUNTED_SHARE)
+            found = _job("count", folder, console, processes, devices, counted)
             counts += _counts(processes, found)
             counted_bytes, cold = found[0]["nbytes"], cold and found[0]["cold"]
     timed: dict[str, dict[str, Any]] = {

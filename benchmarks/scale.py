@@ -236,7 +236,7 @@ def _growth(rows: list[Row], merged: list[MergeRow]) -> list[Bar]:
             bars.append(
                 Bar(
                     f"{what}: time on {many:,} devices over {few:,}",
-                    f"at most {wanted:.2f}x, as chunks",
+                    f"at most {wanted:.2f}x, as the chunks",
                     f"{grown:.2f}x",
                     grown <= wanted,
                 )
