@@ -137,7 +137,7 @@ def _read(
     if problems:
         raise TreeMismatchError(item.path, problems)
     if not operation.alone:
-        own = _identity(item)
+        own = item.identity if isinstance(item, OpenedItem) else ""
         if agree(operation, _fingerprint(item.path, wanted), own) != own:
             problem = "the checkpoint that process 0 sees"
             raise NotSharedError(item.path, operation.process_index, problem)
@@ -159,14 +159,6 @@ def _fingerprint(path: str, wanted: Sequence[Wanted]) -> Fingerprint:
             leaves.append((want.spec.name, what, wanted_sharding_text(want), None))
     digest = hashlib.sha256(json.dumps([path, leaves]).encode()).hexdigest()
     return Fingerprint(digest, leaves)
-
-
-def _identity(item: OpenedItem | ForeignItem) -> str:
-    """Tells checkpoints with like leaves apart, where we wrote them: no two have the same files."""
-    if isinstance(item, ForeignItem):
-        return ""
-    files = sorted((name, r.size, r.crc) for name, r in item.sidecar.files.items())
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
