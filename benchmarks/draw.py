@@ -14,8 +14,14 @@ from benchmarks.limits import LIMIT, LIMITS
 from benchmarks.ours import OURS, OURS_PLAIN
 from benchmarks.results import Results
 
-_OURS, _PLAIN, _LIMIT, _PEER, _INK = "#0b6e4f", "#7fb8a4", "#c9ccd1", "#8a94a6", "#24292f"
-_COLOURS = {OURS: _OURS, OURS_PLAIN: _PLAIN, **dict.fromkeys(LIMITS, _LIMIT)}
+OURS_GREEN, PLAIN_GREEN, LIMIT_GREY, PEER_GREY, INK = (
+    "#0b6e4f",
+    "#7fb8a4",
+    "#c9ccd1",
+    "#8a94a6",
+    "#24292f",
+)
+_COLOURS = {OURS: OURS_GREEN, OURS_PLAIN: PLAIN_GREEN, **dict.fromkeys(LIMITS, LIMIT_GREY)}
 
 
 def draw(results: Results, path: str) -> bool:
@@ -24,7 +30,7 @@ def draw(results: Results, path: str) -> bool:
     if not panels:
         return False
     mpl.use("Agg")
-    with plt.rc_context({"font.size": 9, "text.color": _INK, "axes.edgecolor": _PEER}):
+    with plt.rc_context({"font.size": 9, "text.color": INK, "axes.edgecolor": PEER_GREY}):
         figure, axes = plt.subplots(1, len(panels), figsize=(5.2 * len(panels), 4.2), squeeze=False)
         for axis, panel in zip(axes[0], panels, strict=True):
             panel(axis)
@@ -57,22 +63,22 @@ def _speeds(axis: Axes, results: Results, operation: str, cases: list[str]) -> N
     middle = [nbytes / one.median / 1e9 for one in found]
     lower = [m - nbytes / one.worst / 1e9 for m, one in zip(middle, found, strict=True)]
     upper = [nbytes / one.best / 1e9 - m for m, one in zip(middle, found, strict=True)]
-    colours = [_COLOURS.get(case, _PEER) for case in cases]
+    colours = [_COLOURS.get(case, PEER_GREY) for case in cases]
     labels = [results.cases[case].label for case in cases]
     places = range(len(cases))
     axis.barh(places, middle, color=colours, height=0.7)
     axis.errorbar(
-        middle, places, xerr=[lower, upper], fmt="none", ecolor=_INK, elinewidth=0.8, capsize=2
+        middle, places, xerr=[lower, upper], fmt="none", ecolor=INK, elinewidth=0.8, capsize=2
     )
     for place, value, more in zip(places, middle, upper, strict=True):
         axis.annotate(
             f"{value:.2f}", (value + more, place), (4, 0), textcoords="offset points", va="center"
         )
     if LIMIT in cases:
-        axis.axvline(middle[cases.index(LIMIT)], color=_INK, linewidth=0.8, linestyle=":")
+        axis.axvline(middle[cases.index(LIMIT)], color=INK, linewidth=0.8, linestyle=":")
     axis.set_yticks(places, labels)
     axis.set_xlim(0, 1.15 * max(m + more for m, more in zip(middle, upper, strict=True)))
-    _finish(axis, f"{operation} of {nbytes / 1e9:.2f} GB, GB/s (more is better)")
+    finish(axis, f"{operation} of {nbytes / 1e9:.2f} GB, GB/s (more is better)")
 
 
 def _small_rows(results: Results) -> list[tuple[str, float, str]]:
@@ -85,7 +91,7 @@ def _small_rows(results: Results) -> list[tuple[str, float, str]]:
                 if summary is not None:
                     label = f"{operation}, {results.cases[case].label}, {leaves:,} leaves"
                     each = summary.median / leaves * 1e6
-                    rows.append((label, each, _COLOURS.get(case, _PEER)))
+                    rows.append((label, each, _COLOURS.get(case, PEER_GREY)))
     return rows
 
 
@@ -100,10 +106,11 @@ def _small(axis: Axes, rows: list[tuple[str, float, str]]) -> None:
     axis.set_xscale("log")
     axis.set_xlim(min(values) / 2, 4 * max(values))
     axis.set_yticks(places, labels)
-    _finish(axis, "us for a leaf of 1 KiB, log (less is better)")
+    finish(axis, "us for a leaf of 1 KiB, log (less is better)")
 
 
-def _finish(axis: Axes, title: str) -> None:
+def finish(axis: Axes, title: str) -> None:
+    """What all panels with bars have in common."""
     axis.invert_yaxis()
     axis.set_title(title, loc="left", fontsize=10)
     axis.spines[["top", "right", "left"]].set_visible(False)

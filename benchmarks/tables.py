@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import rich.table
 from rich.console import Console
 from rich.text import Text
 
+from benchmarks.bars import Bar
 from benchmarks.cases import RESTORE, SAVE
 from benchmarks.limits import LIMIT
 from benchmarks.machine import Machine
@@ -42,7 +44,7 @@ def tables(results: Results) -> list[Table]:
         for state in results.sizes
         for operation in (SAVE, RESTORE)
     ]
-    found = [*timed, _memory(results), _imports(results), _bars(results)]
+    found = [*timed, _memory(results), _imports(results), bars_table(results.bars)]
     return [table for table in found if table.rows]
 
 
@@ -56,10 +58,10 @@ def print_tables(results: Results, console: Console) -> None:
 
 def write_markdown(results: Results, path: str, picture: str | None) -> None:
     """The same, with what is needed to repeat it."""
-    parts = ["# Benchmarks", _about(results.machine)]
+    parts = ["# Benchmarks", about(results.machine, _METHOD)]
     if picture:
         parts.append(f"![Speeds of this run]({picture})")
-    parts += [_markdown(table) for table in tables(results)]
+    parts += [markdown(table) for table in tables(results)]
     settings = [f"- {case.label}: `{case.settings}`" for case in results.cases.values()]
     parts += ["## Settings", "\n".join(settings)]
     if results.notes:
@@ -68,7 +70,8 @@ def write_markdown(results: Results, path: str, picture: str | None) -> None:
         file.write("\n\n".join(parts) + "\n")
 
 
-def _about(machine: Machine) -> str:
+def about(machine: Machine, method: str) -> str:
+    """Where and how a run happened, as a list."""
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     hardware = f"{machine.cpu}, {machine.cores} cores, {machine.memory_gb:.0f} GB"
     facts = (
@@ -78,7 +81,7 @@ def _about(machine: Machine) -> str:
         f"disk: {machine.disk}",
         f"load before the run: {machine.load[0]:.1f} of {machine.cores} cores",
         f"versions: Python {machine.python}, {versions}",
-        _METHOD,
+        method,
     )
     return "\n".join(f"- {fact}" for fact in facts)
 
@@ -169,10 +172,9 @@ def _imports(results: Results) -> Table:
     return Table("import", ("", "s"), rows)
 
 
-def _bars(results: Results) -> Table:
-    rows = [
-        (bar.what, bar.wanted, bar.measured, _MET if bar.met else _MISSED) for bar in results.bars
-    ]
+def bars_table(bars: Sequence[Bar]) -> Table:
+    """Wanted and measured."""
+    rows = [(bar.what, bar.wanted, bar.measured, _MET if bar.met else _MISSED) for bar in bars]
     return Table("bars", ("", "wanted", "measured", ""), rows)
 
 
@@ -187,7 +189,8 @@ def rich_table(table: Table) -> rich.table.Table:
     return drawn
 
 
-def _markdown(table: Table) -> str:
+def markdown(table: Table) -> str:
+    """For a file."""
     columns = len(table.header)
     lines = [f"## {table.title[0].upper()}{table.title[1:]}", ""]
     lines.append("| " + " | ".join(table.header) + " |")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxckpt._types import LeafSpec
+from jaxckpt._types import ARRAY_KINDS, LeafSpec
 from jaxckpt.errors import DamagedCheckpointError
 from jaxckpt.format import orbaxmeta
 from jaxckpt.format.btree import ValueRef
@@ -27,6 +27,7 @@ from jaxckpt.format.names import INDEX_FILE, process_dir
 from jaxckpt.format.sidecar import SIDECAR_NAME, FileRecord, Sidecar, encode_sidecar
 from jaxckpt.io.store import join, read_file, write_file
 from jaxckpt.io.world import World
+from jaxckpt.layout.save_plan import SavePlan
 from jaxckpt.opened import check_files
 
 EMPTY_KEY = b".jaxckpt"
@@ -60,6 +61,27 @@ def decode_announcement(data: bytes) -> Announcement:
     doc = json.loads(head)
     files = {name: FileRecord(size, crc) for name, (size, crc) in doc["files"].items()}
     return Announcement(files, doc["keys"], np.frombuffer(crcs, "<u4"))
+
+
+def with_crcs(
+    specs: Sequence[LeafSpec], plan: SavePlan, announced: Sequence[Announcement]
+) -> list[LeafSpec]:
+    """The leaves with the checksums of their chunks, which lie scattered over the processes.
+
+    Args:
+        specs: by the leaf numbers of the plan.
+        announced: by process index.
+    """
+    crcs = np.zeros(len(plan.owners), "<u4")
+    by_process = np.argsort(plan.owners, kind="stable")
+    crcs[by_process] = np.concatenate([announcement.crcs for announcement in announced])
+    found = list(specs)
+    for number, spec in enumerate(specs):
+        if number in plan.starts and spec.kind in ARRAY_KINDS:
+            start = plan.starts[number]
+            own = crcs[start : start + plan.chunk_count(number)]
+            found[number] = replace(spec, crcs=own.tobytes())
+    return found
 
 
 def write_root(

@@ -11,7 +11,6 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 import crc32c
@@ -19,7 +18,6 @@ import numpy as np
 
 from jaxckpt._calm import calm
 from jaxckpt._options import Options
-from jaxckpt._types import ARRAY_KINDS
 from jaxckpt.device.host_view import host_chunk
 from jaxckpt.format.btree import ValueRef
 from jaxckpt.format.datafiles import DataFile
@@ -36,7 +34,13 @@ from jaxckpt.io.store import join, write_file
 from jaxckpt.io.world import World
 from jaxckpt.layout.placement import Place
 from jaxckpt.layout.save_plan import PlannedChunk
-from jaxckpt.merging import EMPTY_KEY, Announcement, decode_announcement, write_root
+from jaxckpt.merging import (
+    EMPTY_KEY,
+    Announcement,
+    decode_announcement,
+    with_crcs,
+    write_root,
+)
 from jaxckpt.planning import StatePlan
 
 INLINE_BYTES = 4096
@@ -113,17 +117,9 @@ class StagedItem:
     def _write_root(self, told: list[bytes]) -> bytes:
         """The primary's part."""
         announced = [decode_announcement(word) for word in told]
-        plan = self._state.plan
         specs = [leaf.spec for leaf in self._state.leaves]
         if self._options.checksum:
-            crcs = np.zeros(len(plan.owners), "<u4")
-            for process, announcement in enumerate(announced):
-                crcs[plan.owners == process] = announcement.crcs
-            for number, spec in enumerate(specs):
-                if number in plan.starts and spec.kind in ARRAY_KINDS:
-                    start = plan.starts[number]
-                    own = crcs[start : start + plan.chunk_count(number)]
-                    specs[number] = replace(spec, crcs=own.tobytes())
+            specs = with_crcs(specs, self._state.plan, announced)
         sidecar = Sidecar(
             self._state.root,
             tuple(specs),

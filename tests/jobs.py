@@ -53,7 +53,7 @@ class Job:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self._files = [tempfile.TemporaryFile("w+") for _ in range(2 * processes)]
+        self._files = [tempfile.TemporaryFile("w+") for _ in range(2 * processes)]  # noqa: SIM115
         command = [sys.executable, "-m", "scenarios", scenario, json.dumps(args, default=str)]
         self.processes = [
             subprocess.Popen(

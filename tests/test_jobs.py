@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from jobs import run_job
-from scenarios.state import assert_state, mesh_of, target_of, state_of
+from scenarios.state import assert_state, mesh_of, state_of, target_of
 
 import jaxckpt
 

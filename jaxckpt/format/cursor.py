@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxckpt.format.frame import FormatError
-from jaxckpt.format.varint import TruncatedError, decode_column
+from jaxckpt.format.varint import TruncatedError, decode_column, decode_number
+
+_FEW = 4  # below this numpy costs more than it saves
 
 
 class Cursor:
@@ -18,11 +20,14 @@ class Cursor:
 
     def column(self, field: str, count: int, maximum: int = 2**63 - 1) -> NDArray[np.int64]:
         """``count`` varints, none above ``maximum``."""
+        if count <= _FEW:
+            few = [self._number(f"{field}[{i}]", maximum) for i in range(count)]
+            return np.array(few, np.uint64).astype(np.int64)
         try:
             values, self.pos = decode_column(self._array, self.pos, count)
         except TruncatedError as error:
             raise FormatError(f"{self.what}: {field}: {error}") from error
-        if count and int(values.max()) > maximum:
+        if int(values.max()) > maximum:
             at = int(np.argmax(values > np.uint64(maximum)))
             raise FormatError(
                 f"{self.what}: {field}[{at}] is {int(values[at])}; allowed is up to {maximum}"
@@ -31,7 +36,16 @@ class Cursor:
 
     def number(self, field: str, maximum: int) -> int:
         """One varint."""
-        return int(self.column(field, 1, maximum)[0])
+        return self._number(field, maximum)
+
+    def _number(self, field: str, maximum: int) -> int:
+        try:
+            value, self.pos = decode_number(self.data, self.pos)
+        except TruncatedError as error:
+            raise FormatError(f"{self.what}: {field}: {error}") from error
+        if value > maximum:
+            raise FormatError(f"{self.what}: {field} is {value}; allowed is up to {maximum}")
+        return value
 
     def take(self, field: str, count: int) -> bytes:
         """``count`` raw bytes."""

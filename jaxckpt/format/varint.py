@@ -16,6 +16,20 @@ class TruncatedError(ValueError):
     """The column ends before its last number does, or a number does not fit 64 bits."""
 
 
+def decode_number(data: bytes, pos: int) -> tuple[int, int]:
+    """Reads the number that starts at ``pos``; returns it and the position behind."""
+    value = shift = 0
+    for at in range(pos, min(len(data), pos + MAX_VARINT_BYTES)):
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >> 64:
+                break
+            return value, at + 1
+        shift += 7
+    raise TruncatedError(f"no number of 64 bits at {pos}")
+
+
 def decode_column(data: NDArray[np.uint8], pos: int, count: int) -> tuple[NDArray[np.uint64], int]:
     """Reads ``count`` numbers that start at ``pos``; returns them and the position behind."""
     if count == 0:

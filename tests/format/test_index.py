@@ -18,7 +18,7 @@ from jaxckpt.format.datafiles import DataFile, check_data_path
 from jaxckpt.format.frame import BTREE_MAGIC, FormatError, decode_frame, encode_frame
 from jaxckpt.format.index import Index, build_tree, read_tree
 from jaxckpt.format.manifest import Root, decode_manifest, encode_manifest
-from jaxckpt.format.varint import TruncatedError, decode_column, encode_column
+from jaxckpt.format.varint import TruncatedError, decode_column, decode_number, encode_column
 
 UUID = bytes(range(16))
 
@@ -29,12 +29,19 @@ def test_varints(values: list[int], behind: bytes) -> None:
     found, position = decode_column(np.frombuffer(data + behind, np.uint8), 0, len(values))
     assert found.tolist() == values
     assert position == len(data)
+    position = 0
+    for value in values:
+        found_one, position = decode_number(data + behind, position)
+        assert found_one == value
+    assert position == len(data)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 10 + b"\x01", b"\xff" * 9 + b"\x02"])
 def test_bad_varints(data: bytes) -> None:
     with pytest.raises(TruncatedError):
         decode_column(np.frombuffer(data, np.uint8), 0, 1)
+    with pytest.raises(TruncatedError):
+        decode_number(data, 0)
 
 
 def write_database(path: Path, entries: list[Any], nodes: str = "nodes") -> Root:

@@ -17,8 +17,8 @@ from scenarios.state import (
     assert_state,
     mesh_of,
     place,
-    target_of,
     state_of,
+    target_of,
     values,
 )
 
