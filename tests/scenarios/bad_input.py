@@ -14,6 +14,14 @@ import numpy as np
 from jax._src import distributed
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+
+import jaxckpt
+from jaxckpt._types import Processes
+from jaxckpt.dist import ServiceKeys, default_coordinator
+from jaxckpt.io.coordinator import Coordinator
+from jaxckpt.io.local import LocalStore
+from jaxckpt.io.world import World
+from jaxckpt.testing.faulty_store import FaultyStore
 from scenarios.faults import before, meet
 from scenarios.state import (
     assert_arrays,
@@ -24,14 +32,6 @@ from scenarios.state import (
     place,
     raised,
 )
-
-import jaxckpt
-from jaxckpt._types import Processes
-from jaxckpt.dist import ServiceKeys, default_coordinator
-from jaxckpt.io.coordinator import Coordinator
-from jaxckpt.io.local import LocalStore
-from jaxckpt.io.world import World
-from jaxckpt.testing.faulty_store import FaultyStore
 
 
 def odd() -> bool:
@@ -107,7 +107,9 @@ def different_saves(directory: str) -> Any:
             lambda: checkpointer.restore(good) if odd() else checkpointer.save(2, good)
         )
         found["no such step"] = attempt(lambda: checkpointer.restore(good, 7))
-        found["other step to restore"] = attempt(lambda: checkpointer.restore(good, 7 if odd() else 1))
+        found["other step to restore"] = attempt(
+            lambda: checkpointer.restore(good, 7 if odd() else 1)
+        )
         assert listing(directory) == ["1"]
         assert checkpointer.save(2, good)
         checkpointer.wait()

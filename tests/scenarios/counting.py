@@ -8,13 +8,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from scenarios.state import assert_bits, mesh_of, place
 
 import jaxckpt
 from jaxckpt.dist import default_coordinator
 from jaxckpt.io.local import LocalStore
 from jaxckpt.io.world import World
 from jaxckpt.testing.faulty_store import FaultyStore
+from scenarios.state import assert_bits, mesh_of, place
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -49,7 +49,9 @@ def bytes_moved(directory: str) -> Any:
         mesh = mesh_of([replicas, devices // replicas], "rs")
         values = state()
         held = {
-            name: place(value, NamedSharding(mesh, P("s") if value.shape[0] % devices == 0 else P()))
+            name: place(
+                value, NamedSharding(mesh, P("s") if value.shape[0] % devices == 0 else P())
+            )
             for name, value in values.items()
         }
         path = f"{directory}/{replicas}"

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from scenarios.state import assert_arrays, mesh_of, orbax_state, orbax_target, raised
 
 import jaxckpt
 from jaxckpt import completing, merging, restoring, saving, step_save
@@ -23,6 +22,7 @@ from jaxckpt.io.datafiles import DataFiles
 from jaxckpt.io.local import LocalStore, LocalWriter
 from jaxckpt.io.world import World
 from jaxckpt.testing.faulty_store import FaultyStore
+from scenarios.state import assert_arrays, mesh_of, orbax_state, orbax_target, raised
 
 SPECS: list[Any] = [["x"], [], [None, "x"]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import orbax.checkpoint as ocp
-from scenarios.state import assert_arrays, mesh_of, orbax_state, orbax_target
 
 import jaxckpt
+from scenarios.state import assert_arrays, mesh_of, orbax_state, orbax_target
 
 
 def write(directory: str, seed: int, mesh: list[Any], specs: list[Any]) -> None:

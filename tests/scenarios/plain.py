@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+
 from scenarios.state import assert_arrays, mesh_of, orbax_state, orbax_target
 
 
