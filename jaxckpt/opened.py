@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import crc32c
@@ -21,11 +22,16 @@ from jaxckpt.io.store import Store, join, read_file
 
 @dataclass(frozen=True, slots=True)
 class OpenedItem:
-    """An item directory with its decoded sidecar and index."""
+    """An item directory with its decoded sidecar and index.
+
+    Attributes:
+        identity: no two saves have the same, a copy has.
+    """
 
     path: str
     sidecar: Sidecar
     index: Index
+    identity: str
 
 
 def has_sidecar(store: Store, path: str) -> bool:
@@ -87,7 +93,7 @@ def open_item(store: Store, path: str) -> OpenedItem:
         _check_leaves(index, sidecar)
     except FormatError as error:
         raise damaged(name, error) from error
-    return OpenedItem(path, sidecar, index)
+    return OpenedItem(path, sidecar, index, hashlib.sha256(data).hexdigest())
 
 
 def damaged(path: str, error: Exception) -> DamagedCheckpointError:

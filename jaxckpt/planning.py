@@ -17,6 +17,7 @@ from jaxckpt._options import Options
 from jaxckpt._types import LeafSpec, Processes
 from jaxckpt.agreeing import Fingerprint
 from jaxckpt.format.tree import TreeNode
+from jaxckpt.format.values import text_value
 from jaxckpt.layout.flatten import flatten
 from jaxckpt.layout.leaves import Described, describe_leaf, short_text
 from jaxckpt.layout.partition import host_partition
@@ -108,6 +109,8 @@ def _host_value(leaf: SavingLeaf) -> str | None:
     if isinstance(source, jax.Array) and spec.sharding is None:
         holders = {d.process_index for d in source.sharding.device_set}
         return f"one on devices of process {min(holders)} alone" if len(holders) == 1 else None
+    if spec.kind in ("float", "complex"):
+        return f"{text_value(spec)!r} (bits {spec.value})"
     if not isinstance(source, np.ndarray) or leaf.described.partition is None:
         return spec.value
     data = np.ascontiguousarray(source).reshape(-1).view(np.uint8)

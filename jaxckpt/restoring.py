@@ -122,7 +122,7 @@ def _read(
     values = [text_value(w.spec) if w.kind == "value" and w.spec else None for w in wanted]
     arrays = _pending(item.path, leaves, wanted, world.coordinator.processes)
     if not operation.alone:
-        own = _identity(item)
+        own = item.identity if isinstance(item, OpenedItem) else ""
         if agree(operation, _fingerprint(item.path, wanted, options), own) != own:
             problem = "the checkpoint that process 0 sees"
             raise NotSharedError(item.path, operation.process_index, problem)
@@ -172,14 +172,6 @@ def _fingerprint(path: str, wanted: Sequence[Wanted], options: Options) -> Finge
             leaves.append((want.spec.name, what, wanted_sharding_text(want), None))
     digest = hashlib.sha256(json.dumps([path, leaves]).encode()).hexdigest()
     return Fingerprint(digest, leaves)
-
-
-def _identity(item: OpenedItem | ForeignItem) -> str:
-    """Tells checkpoints with like leaves apart, where we wrote them: no two have the same files."""
-    if isinstance(item, ForeignItem):
-        return ""
-    files = sorted((name, r.size, r.crc) for name, r in item.sidecar.files.items())
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-HEARTBEAT_SECS = 5
 ABORTED = -signal.SIGABRT
 """How jax's coordination service ends a process after another one has died."""
 KILLED = -signal.SIGKILL
@@ -39,10 +38,18 @@ class Job:
 
     Args:
         scenario: module and function, ``round_trips.grid``.
+        heartbeat_secs: after so long without a word of a process all others are ended.
         args: for the function; as JSON.
     """
 
-    def __init__(self, scenario: str, processes: int, devices: int = 2, **args: Any) -> None:
+    def __init__(
+        self,
+        scenario: str,
+        processes: int,
+        devices: int = 2,
+        heartbeat_secs: int = 30,
+        **args: Any,
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -58,7 +65,7 @@ class Job:
                     "JAX_PLATFORMS": "cpu",
                     "JAX_NUM_CPU_DEVICES": str(devices),
                     "JAX_ENABLE_X64": "1",
-                    "JOB": f"{i} {processes} {port} {HEARTBEAT_SECS}",
+                    "JOB": f"{i} {processes} {port} {heartbeat_secs}",
                 },
                 cwd=HERE,
             )

@@ -34,7 +34,8 @@ DEATHS_IN_RESTORE = [
     ("between buckets", 0),
     ("the last meeting", 0),
 ]
-AT_ONCE = 3
+AT_ONCE = 4
+HEARTBEAT_SECS = 5
 
 
 @pytest.mark.parametrize("deaths", [DEATHS_IN_SAVE, DEATHS_IN_RESTORE], ids=["save", "restore"])
@@ -45,14 +46,14 @@ def test_a_process_dies_and_the_job_is_started_again(tmp_path: Path, deaths: lis
         for number, (phase, process) in enumerate(deaths[first : first + AT_ONCE], first):
             run = tmp_path / str(number)
             runs[str(run)] = None if phase in ("announced", "after the rename") else 1
-            job = Job("faults.killed", 2, directory=run, phase=phase, process=process)
+            about = {"directory": run, "phase": phase, "process": process}
+            job = Job("faults.killed", 2, heartbeat_secs=HEARTBEAT_SECS, **about)
             jobs.append((phase, process, job))
         for phase, process, job in jobs:
-            outcomes = job.wait(40)
+            outcomes = job.wait(HEARTBEAT_SECS + 35)
             where = phase, process
             assert outcomes[process].code == KILLED, (*where, outcomes[process].stderr[-3000:])
             other = outcomes[1 - process]
-            print(where, other.code, (other.result or {}).get("text"))
             if other.code != ABORTED:
                 assert other.code == 0, (*where, other.stderr[-3000:])
                 assert other.result.get("error", OUR_ERRORS[0]) in OUR_ERRORS, (
