@@ -6,13 +6,14 @@ leaf by leaf only to say what differs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxckpt.errors import NotSharedError, ProcessesDisagreeError
+from jaxckpt.errors import NotSharedError, ProcessesDisagreeError, StorageError
 from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.store import Store, parent_of
 
@@ -54,7 +55,8 @@ def agree_on_place(
         return place
     place = agree(operation, own(), place)
     if store.stat(place) is None:
-        store.list_dir(parent_of(place))  # a network file system may have to be asked twice
+        with contextlib.suppress(FileNotFoundError, StorageError):
+            store.list_dir(parent_of(place))  # a network file system may have to be asked twice
         if store.stat(place) is None:
             raise NotSharedError(
                 place, operation.process_index, "the directory that process 0 made"
@@ -72,16 +74,22 @@ def agree(operation: Operation, own: Fingerprint, place: str = "") -> str:
     """
     if operation.alone:
         return place
-    word = json.dumps([own.digest, place]).encode()
-    words = [json.loads(w) for w in operation.exchange("the same everywhere", word)]
-    if any(digest != words[0][0] for digest, _ in words):
+
+    def compare(told: list[bytes]) -> bytes:
+        same = all(word == told[0] for word in told)
+        return json.dumps([same, place]).encode()
+
+    def refuse(told: list[bytes]) -> bytes:
+        trees = [json.loads(zlib.decompress(tree)) for tree in told]
+        raise ProcessesDisagreeError(operation.what, _difference(trees))
+
+    same, shared = json.loads(operation.meet("the same everywhere", own.digest.encode(), compare))
+    if not same:
         told = zlib.compress(json.dumps(own.leaves).encode())
         if len(told) > _MOST_TOLD_BYTES:
             told = zlib.compress(b"[]")
-        trees = operation.exchange("what differs", told)
-        problem = _difference([json.loads(zlib.decompress(tree)) for tree in trees])
-        raise ProcessesDisagreeError(operation.what, problem)
-    return words[0][1]
+        operation.meet("what differs", told, refuse)
+    return shared
 
 
 def _difference(trees: list[list[list[Any]]]) -> str:

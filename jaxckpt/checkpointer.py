@@ -101,10 +101,10 @@ class Checkpointer:
                 for new in make_dirs(store, self.directory):
                     store.sync_dir(parent_of(new))
                 clean_leftovers(self._world, self.directory)
-            operation.exchange("directory is there")
+            operation.meet("directory is there")
             if store.stat(self.directory) is None:
                 raise NotSharedError(self.directory, operation.process_index, "the directory")
-            operation.exchange("directory is seen")
+            operation.meet("directory is seen")
 
     # -- what is there -----------------------------------------------------------------------------
 

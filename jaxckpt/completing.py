@@ -26,6 +26,7 @@ from jaxckpt.layout.restore_plan import ChunkRead
 
 _AHEAD = 2
 _READ, _FAILED = 1, 2
+_COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError, ValueError)  # the second where a call waits
 
 
 class Completion:
@@ -71,7 +72,7 @@ class Completion:
         memory = np.zeros(stripe_bytes, np.uint8)
         try:
             self._gathers[group, stripe_bytes](memory)
-        except jax.errors.JaxRuntimeError as error:
+        except _COLLECTIVE_ERRORS as error:
             raise CollectiveFailedError(self._what, error) from error
 
     def run(self, buckets: Sequence[Bucket]) -> bool:
@@ -141,7 +142,7 @@ class Completion:
             )
         try:
             stripes = self._gathers[bucket.group, bucket.stripe_bytes](memory.reshape(-1))
-        except jax.errors.JaxRuntimeError as error:
+        except _COLLECTIVE_ERRORS as error:
             raise CollectiveFailedError(self._what, error) from error
         self._spare[memory.shape[0], memory.shape[1]].append(memory)
         return stripes

@@ -71,7 +71,7 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         def write() -> None:
             with operation:
                 staged.write()
-                operation.exchange("whole")
+                operation.meet("whole")
 
         async def finish() -> None:
             await asyncio.to_thread(write)
@@ -97,7 +97,7 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         with self._begin(path) as operation:
             plan = self._plan(operation, args.item)
             self._stage(operation, path, plan).write()
-            operation.exchange("whole")
+            operation.meet("whole")
 
     def _begin(self, path: str) -> Operation:
         return self._world.coordinator.operation(f"save to {path}")

@@ -187,8 +187,11 @@ def _root_manifest(
 def _write_merged(
     world: World, item: str, entries: list[Entry], records: dict[str, FileRecord]
 ) -> Root:
-    blob, root = build_tree(entries, DataFile("", INDEX_FILE), 0)
     store, path = world.store, join(item, INDEX_FILE)
+    try:
+        blob, root = build_tree(entries, DataFile("", INDEX_FILE), 0)
+    except FormatError as error:
+        raise DamagedCheckpointError(path, f"two processes wrote the same: {error}") from error
     store.make_dir(join(item, "d"))
     write_file(store, path, blob)
     store.sync_dir(join(item, "d"))

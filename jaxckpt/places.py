@@ -192,11 +192,10 @@ def scan_steps(store: Store, run: str) -> RunSteps:
 
 def agree_on_steps(operation: Operation, store: Store, run: str) -> RunSteps:
     """The steps as the primary sees them, on every process; every process must call it."""
-    own = b""
-    if operation.process_index == 0:
+
+    def look(_: list[bytes]) -> bytes:
         scan = scan_steps(store, run)
-        if operation.alone:
-            return scan
-        own = json.dumps([scan.whole, list(scan.damaged.items())]).encode()
-    whole, damaged = json.loads(operation.exchange("steps", own)[0])
+        return json.dumps([scan.whole, list(scan.damaged.items())]).encode()
+
+    whole, damaged = json.loads(operation.meet("steps", decide=look))
     return RunSteps(whole, dict(damaged))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import crc32c
+import jax
 import numpy as np
 
 from jaxckpt._calm import calm
@@ -92,9 +93,10 @@ def fingerprint(state: StatePlan) -> Fingerprint:
 def _host_value(leaf: SavingLeaf) -> str | None:
     """Text that tells values apart of which every process has its own copy; one is stored."""
     spec, source = leaf.spec, leaf.described.source
-    if not isinstance(source, np.ndarray):
-        return spec.value
-    if leaf.described.partition is None:
+    if isinstance(source, jax.Array) and spec.sharding is None:
+        holders = {d.process_index for d in source.sharding.device_set}
+        return f"one on devices of process {min(holders)} alone" if len(holders) == 1 else None
+    if not isinstance(source, np.ndarray) or leaf.described.partition is None:
         return spec.value
     data = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
     return f"crc32c {crc32c.crc32c(data.data):08x}"

@@ -19,7 +19,7 @@ from jaxckpt._types import Box, LeafSpec
 from jaxckpt.agreeing import Fingerprint, agree
 from jaxckpt.device.memory import nbytes_of, regions
 from jaxckpt.device.place import build_result, needed_boxes, needing_processes, wanted_sharding_text
-from jaxckpt.errors import DamagedCheckpointError, TreeMismatchError
+from jaxckpt.errors import DamagedCheckpointError, NotSharedError, TreeMismatchError
 from jaxckpt.foreign import ForeignItem, open_foreign
 from jaxckpt.format.dtypes import DTYPES
 from jaxckpt.format.tree import TreeNode, build
@@ -137,13 +137,16 @@ def _read(
     if problems:
         raise TreeMismatchError(item.path, problems)
     if not operation.alone:
-        agree(operation, _fingerprint(item.path, wanted))
+        own = _identity(item)
+        if agree(operation, _fingerprint(item.path, wanted), own) != own:
+            problem = "the checkpoint that process 0 sees"
+            raise NotSharedError(item.path, operation.process_index, problem)
     for wave in _waves(arrays, options.memory_budget_bytes):
         if isinstance(item, ForeignItem):
             _read_foreign(item, wave, values)
         else:
             _read_own(world, options, engine, operation, item, wave, values)
-    operation.exchange("restored")
+    operation.meet("restored")
     return values
 
 
@@ -156,6 +159,14 @@ def _fingerprint(path: str, wanted: Sequence[Wanted]) -> Fingerprint:
             leaves.append((want.spec.name, what, wanted_sharding_text(want), None))
     digest = hashlib.sha256(json.dumps([path, leaves]).encode()).hexdigest()
     return Fingerprint(digest, leaves)
+
+
+def _identity(item: OpenedItem | ForeignItem) -> str:
+    """Tells checkpoints with like leaves apart, where we wrote them: no two have the same files."""
+    if isinstance(item, ForeignItem):
+        return ""
+    files = sorted((name, r.size, r.crc) for name, r in item.sidecar.files.items())
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,7 @@ class StagedItem:
     def write(self) -> None:
         """Blocks until the item is whole and durable; its name in the parent is not, yet.
 
-        Every process of the job must call this; at the primary it returns once the processes'
-        databases are merged, at the others once theirs are written.
+        Every process of the job must call this.
         """
         assert self._job is not None
         try:
@@ -92,9 +91,7 @@ class StagedItem:
             self._files.abandon()
             raise
         own = self._write_database(sizes)
-        announced = self._operation.gather("written", own.encode(), _WRITE_SECS)
-        if announced:
-            self._write_root([decode_announcement(data) for data in announced])
+        self._operation.meet("written", own.encode(), self._write_root, _WRITE_SECS)
 
     @calm
     def _write_database(self, sizes: dict[str, int]) -> Announcement:
@@ -117,8 +114,9 @@ class StagedItem:
         return Announcement(own, len(self._entries), crcs)
 
     @calm
-    def _write_root(self, announced: list[Announcement]) -> None:
+    def _write_root(self, told: list[bytes]) -> bytes:
         """The primary's part."""
+        announced = [decode_announcement(word) for word in told]
         specs = [leaf.spec for leaf in self._state.leaves]
         if self._options.checksum:
             specs = with_crcs(specs, self._state.plan, announced)
@@ -131,6 +129,7 @@ class StagedItem:
             self._options.compression,
         )
         write_root(self._world, self._dir, sidecar, announced)
+        return b""
 
     # -- staging ---------------------------------------------------------------------------------
 

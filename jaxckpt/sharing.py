@@ -53,8 +53,10 @@ class Sharing:
         self._job, self._reader = job, reader
         both = list(zip(reads, groups, strict=True))
         self._alone = [read for read, group in both if not _is_shared(read, group)]
-        self._reads = [read for read, group in both if _is_shared(read, group)]
-        self._groups = [group for read, group in both if _is_shared(read, group)]
+        # In the order of the files, so that a member reads runs of them.
+        shared = sorted((pair for pair in both if _is_shared(*pair)), key=lambda b: _place(b[0]))
+        self._reads = [read for read, _ in shared]
+        self._groups = [group for _, group in shared]
         sources = [read.source for read in self._reads]
         self._lengths = [source.length for source in sources if isinstance(source, Span)]
         self._stripes = plan_stripes(self._lengths, self._groups, options.gather_bytes)
@@ -80,9 +82,11 @@ class Sharing:
             return [*self._alone, *self._reads]
         self._completion.compile(self._stripes)
         sizes = json.dumps(self._trial_sizes()).encode()
-        told = self._operation.exchange("ready to hand on", sizes, self._options.barrier_secs)
+        trials = self._operation.meet(
+            "ready to hand on", sizes, _pick, timeout_secs=self._options.barrier_secs
+        )
         self._operation.note("handing on bytes")
-        rest, way = self._try(pick_trials([json.loads(word) for word in told]))
+        rest, way = self._try([tuple(group) for group in json.loads(trials)])
         if way == "direct":
             return [*self._alone, *(self._reads[v] for v in rest)]
         self._hand_on(rest)
@@ -92,7 +96,7 @@ class Sharing:
         buckets = plan_gather(values, self._lengths, self._groups, self._stripes)
         if not self._completion.run(buckets):
             self._job.check()
-            self._operation.exchange("handed on", timeout_secs=self._options.barrier_secs)
+            self._operation.meet("handed on", timeout_secs=self._options.barrier_secs)
             raise RuntimeError("a process said that it failed, and not why")
 
     # -- the trial ---------------------------------------------------------------------------------
@@ -127,9 +131,9 @@ class Sharing:
             self._completion.warm_up(own, self._stripes[own])
             rates = [self._timed(self._hand_on, parts[0]), self._timed(self._read, parts[1])]
             done.update(*parts)
-        told = self._operation.exchange("rates", json.dumps(rates).encode())
-        way = choose([json.loads(word) for word in told])
-        return [v for v in everything if v not in done], way
+        way = self._operation.meet("rates", json.dumps(rates).encode(), _choose)
+        rest = [v for v in everything if v not in done]
+        return rest, "direct" if way == b"direct" else "allgather"
 
     def _timed(self, work: Callable[[Sequence[int]], None], values: Sequence[int]) -> float:
         """Nanoseconds per byte."""
@@ -168,6 +172,19 @@ def choose(rates: Sequence[Sequence[float] | None]) -> Literal["direct", "allgat
     known = [rate for rate in rates if rate is not None]
     handed, read = (max(rate[i] for rate in known) for i in range(2))
     return "direct" if read * _MARGIN < handed else "allgather"
+
+
+def _pick(told: list[bytes]) -> bytes:
+    return json.dumps(pick_trials([json.loads(word) for word in told])).encode()
+
+
+def _choose(told: list[bytes]) -> bytes:
+    return choose([json.loads(word) for word in told]).encode()
+
+
+def _place(read: ChunkRead) -> tuple[str, int]:
+    assert isinstance(read.source, Span)
+    return read.source.file, read.source.offset
 
 
 def _is_shared(read: ChunkRead, group: Group) -> bool:

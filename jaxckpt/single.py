@@ -105,7 +105,7 @@ def save_item(
             raise
         if temporary is not None:
             publish(world, temporary, path, replace=force)
-        operation.exchange("committed")
+        operation.meet("committed")
 
 
 def _open_place(

@@ -108,7 +108,7 @@ class StepSave:
             if self._temporary is not None:
                 publish(self._world, self._temporary, self._final, replace=self._request.replace)
                 self._remove_old()
-            self._operation.exchange("committed")
+            self._operation.meet("committed")
 
     def _describe_step(self, path: str) -> None:
         store, items = self._world.store, self._request.items

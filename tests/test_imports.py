@@ -29,7 +29,16 @@ LAYERS = [
     {"cli", "__init__"},
     {"testing"},
 ]
-MAY_IMPORT_JAX = {"layout", "device", "dist", "completing", "restoring", "demo", "testing"}
+MAY_IMPORT_JAX = {
+    "layout",
+    "planning",
+    "device",
+    "dist",
+    "completing",
+    "restoring",
+    "demo",
+    "testing",
+}
 
 
 def rooms() -> dict[str, list[tuple[Path, str, ast.stmt]]]:

@@ -131,7 +131,7 @@ def test_a_death_at_any_call_of_a_process_leaves_the_old_step_or_the_new_one(
 ) -> None:
     probe = FaultyStore(MemoryStore())
     job([probe, *(FaultyStore(probe._inner) for _ in range(3))], save(1, 1))
-    for k in range(1, len(probe.calls) + 1, 3):
+    for k in range(1, len(probe.calls) + 1, 3 if process else 8):
         inner = MemoryStore()
         job([FaultyStore(inner) for _ in range(4)], save(1, 1))
         stores: list[Any] = [FaultyStore(inner) for _ in range(4)]
@@ -146,8 +146,8 @@ def test_a_death_at_any_call_of_a_process_leaves_the_old_step_or_the_new_one(
             others = [e for i, e in enumerate(ended) if i != process]
             missing = [e for e in others if isinstance(e, PeerMissingError)]
             assert missing or all(e == [2] for e in others), (k, ended)
-            for error in missing:
-                assert f"process {process}" in str(error)
+            if process and missing:  # the primary knows; the others may only miss its word
+                assert f"process {process}" in str(ended[0]), ended
         assert check(inner.kill(), {1: 1, 2: 2}) in (1, 2)
 
 
@@ -241,7 +241,7 @@ def test_old_words_are_forgotten() -> None:
     places = coordinators(2, 4, keys)
     counts = []
     for _ in range(60):
-        run_job(2, lambda i: places[i].operation("x").exchange("y", b"z"))
+        run_job(2, lambda i: places[i].operation("x").meet("y", b"z"))
         counts.append(len(keys.keys()))
     assert max(counts) == counts[20]
 

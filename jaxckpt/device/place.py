@@ -46,6 +46,8 @@ def needing_processes(want: Wanted, processes: Processes) -> list[tuple[Box, tup
     assert want.spec is not None
     shape = want.spec.stored_shape
     everybody = tuple(range(processes.count))
+    if processes.count == 1:
+        return [(whole_box(shape), everybody)]
     sharding = data_sharding(want) if want.kind in ("jax", "prng") else None
     if sharding is None:
         return [(whole_box(shape), everybody)]
@@ -60,9 +62,14 @@ def needing_processes(want: Wanted, processes: Processes) -> list[tuple[Box, tup
 def wanted_sharding_text(want: Wanted, processes: Processes = _OWN_PROCESSES) -> str | None:
     """Text that tells shardings over several processes apart; None for one process's own."""
     sharding = want.sharding
-    if sharding is None or len({processes.of(d) for d in sharding.device_set}) == 1:
+    if sharding is None:
         return None
-    return sharding_text(sharding) or repr(sharding)
+    holders = {processes.of(d) for d in sharding.device_set}
+    if len(holders) > 1:
+        return sharding_text(sharding) or repr(sharding)
+    if sharding.is_fully_addressable:
+        return None
+    return f"devices of process {holders.pop()} alone"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -87,9 +94,11 @@ def needed_boxes(want: Wanted) -> list[Box]:
     sharding = data_sharding(want) if want.kind in ("jax", "prng") else None
     if sharding is not None:
         sharding.shard_shape(shape)  # refuses a shape that it does not divide
-    if sharding is None or _take_whole(want.spec):
+    if sharding is None:
         return [whole_box(shape)]
     own = {d.id for d in sharding.addressable_devices}
+    if _take_whole(want.spec):
+        return [whole_box(shape)] if own else []
     part = partition_of(sharding, shape, _OWN_PROCESSES.of)
     return [
         box
@@ -132,9 +141,15 @@ def build_result(want: Wanted, memory: Mapping[Box, np.ndarray]) -> Any:
             return memory[box_of_index(index, shape)] if whole is None else whole[index]
 
         dtype = next((m.dtype for m in memory.values()), DTYPES[want.dtype or spec.dtype])
-        array = jax.make_array_from_callback(shape, sharding, region, dtype=dtype)
+        if sharding.addressable_devices:
+            array = jax.make_array_from_callback(shape, sharding, region, dtype=dtype)
+        else:  # jax would ask for a region of which this process has nothing
+            array = jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
     if want.kind == "prng":
         keys = jax.random.wrap_key_data(array, impl=spec.impl)
-        fits = want.sharding is None or keys.sharding == want.sharding
-        return keys if fits else jax.device_put(keys, want.sharding)
+        # Jax spells the sharding of keys out for every axis, whatever was asked for; and in a job
+        # of several processes it does not put keys anew.
+        wanted = want.sharding
+        fits = wanted is None or keys.sharding.is_equivalent_to(wanted, keys.ndim)
+        return keys if fits else jax.device_put(keys, wanted)
     return array

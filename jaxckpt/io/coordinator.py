@@ -6,7 +6,7 @@ takes, so a test can run any number of processes as threads.
 
 Each save or restore is an `Operation` with a number of its own, begun in the same order by every
 process. At a point of it every process sends its payload to the primary (process 0), which answers
-with everybody's, or with the reason why not. A process that fails says so under a key that all
+all of them, or with the reason why not. A process that fails says so under a key that all
 others look at while they wait.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -30,7 +30,8 @@ WAIT_SECS = 600.0
 """How long a process waits for slower ones that are alive. A dead one ends the job much sooner:
 jax's coordination service aborts it after its heartbeat timeout."""
 _SLICE_SECS = 0.5
-_GRACE_SECS = 15.0  # for the primary's word that another process is missing
+_ASKS_PER_SEC = 1000  # of all waiting processes together
+_GRACE_SECS, _GRACE_SHARE = 15.0, 0.1  # for the primary's word that another process is missing
 _LEAVING_SECS = 30.0
 _KEPT_OPERATIONS = 16  # keys of older ones are deleted
 
@@ -114,6 +115,8 @@ class Operation:
         self.process_count = coordinator.process_count
         self._keys, self._root = keys, f"jaxckpt/{number}"
         self._points = 0
+        self._told = False  # whether this process's error is the one that the others hear of
+        self._slice = max(_SLICE_SECS, coordinator.process_count / _ASKS_PER_SEC)
 
     @property
     def alone(self) -> bool:
@@ -125,12 +128,24 @@ class Operation:
         if self._keys is not None:
             self._keys.replace(f"{self._root}/doing/{self.process_index}", doing.encode())
 
-    def exchange(
-        self, point: str, payload: bytes = b"", timeout_secs: float = WAIT_SECS
-    ) -> list[bytes]:
-        """Gives ``payload`` to all and returns everybody's, by process index.
+    def meet(
+        self,
+        point: str,
+        payload: bytes = b"",
+        decide: Callable[[list[bytes]], bytes] | None = None,
+        timeout_secs: float = WAIT_SECS,
+    ) -> bytes:
+        """Blocks until every process has reached the point; every process must.
 
-        Blocks until every process has reached the point; every process must.
+        Args:
+            point: the same on all.
+            payload: what this process tells the primary; up to some MB.
+            decide: at the primary, makes the answer from all payloads, by process index. What it
+                raises is raised by all.
+            timeout_secs: how long to wait for other processes.
+
+        Returns:
+            The primary's answer, the same on all.
 
         Raises:
             PeerFailedError: another process failed; or its error itself, where it is one that
@@ -138,13 +153,27 @@ class Operation:
             PeerMissingError: some did not come in time; says which, and what they last did.
             ProcessesDisagreeError: some are at another point or in another operation.
         """
-        return self._meet(point, payload, timeout_secs, to_all=True)
-
-    def gather(
-        self, point: str, payload: bytes = b"", timeout_secs: float = WAIT_SECS
-    ) -> list[bytes]:
-        """As `exchange`, but only the primary gets the payloads, the others an empty list."""
-        return self._meet(point, payload, timeout_secs, to_all=False)
+        if self._keys is None:
+            return decide([payload]) if decide is not None else b""
+        keys = self._keys
+        self._points += 1
+        place = f"{self._root}/{self._points}"
+        self.note(f"reached '{point}'")
+        head = json.dumps([self.what, point]).encode()
+        self._raise_failed(keys)
+        if not keys.put(f"{place}/{self.process_index}", head + b"\n" + payload):
+            raise ProcessesDisagreeError(
+                self.what,
+                f"process index {self.process_index} is there twice. Give every process an index "
+                "of its own",
+            )
+        if self.process_index == 0:
+            found = self._collect(keys, place, point, head, timeout_secs)
+            answer = decide(found) if decide is not None else b""
+            keys.put(f"{place}/answer", answer)
+            return answer
+        grace = max(_GRACE_SECS, _GRACE_SHARE * timeout_secs)
+        return self._await(keys, f"{place}/answer", point, timeout_secs + grace)
 
     def fail(self, error: BaseException) -> None:
         """Tells all others that this process can not go on; the first one counts.
@@ -155,7 +184,7 @@ class Operation:
             return
         word = {"process": self.process_index, "error": error_to_word(error)}
         try:
-            self._keys.put(f"{self._root}/failed", json.dumps(word).encode())
+            self._told |= self._keys.put(f"{self._root}/failed", json.dumps(word).encode())
             self._keys.replace(f"{self._root}/left/{self.process_index}", b"1")
         except Exception as unreachable:  # noqa: BLE001  (the error itself matters more)
             error.add_note(f"the other processes could not be told: {unreachable}")
@@ -169,9 +198,9 @@ class Operation:
         for process in range(self.process_count):
             name = f"{self._root}/left/{process}"
             while self._keys is not None and process != self.process_index:
-                if self._keys.get(name, min(_SLICE_SECS, max(0.0, left))) is not None:
+                if self._keys.get(name, min(self._slice, max(0.0, left))) is not None:
                     break
-                left -= _SLICE_SECS
+                left -= self._slice
                 if left <= 0:
                     return False
         return True
@@ -193,33 +222,7 @@ class Operation:
         if error is not None:
             self.fail(error)
 
-    # -- meeting -----------------------------------------------------------------------------------
-
-    def _meet(
-        self, point: str, payload: bytes, timeout_secs: float, *, to_all: bool
-    ) -> list[bytes]:
-        if self._keys is None:
-            return [payload]
-        keys = self._keys
-        self._points += 1
-        place = f"{self._root}/{self._points}"
-        self.note(f"reached '{point}'")
-        head = json.dumps([self.what, point]).encode()
-        self._raise_failed(keys)
-        if not keys.put(f"{place}/{self.process_index}", _pack([head, payload])):
-            raise ProcessesDisagreeError(
-                self.what,
-                f"process index {self.process_index} is there twice. Give every process an index "
-                "of its own",
-            )
-        if self.process_index == 0:
-            found = self._collect(keys, place, point, head, timeout_secs)
-            keys.put(f"{place}/all", _pack(found if to_all else []))
-            return found
-        answer = self._await(keys, f"{place}/all", timeout_secs + _GRACE_SECS)
-        if answer is None:
-            raise self._missing(keys, point, [0], timeout_secs)
-        return _unpack(answer)
+    # -- the parts of a meeting --------------------------------------------------------------------
 
     def _collect(
         self, keys: KeyValues, place: str, point: str, head: bytes, timeout_secs: float
@@ -232,11 +235,11 @@ class Operation:
             got = keys.get(name, 0.0)
             while got is None and left > 0:
                 self._raise_failed(keys)
-                got = keys.get(name, min(_SLICE_SECS, left))
-                left -= _SLICE_SECS
+                got = keys.get(name, min(self._slice, left))
+                left -= self._slice
             if got is None:
                 continue  # the others may be there: the message names all that are missing
-            theirs, found[process] = _unpack(got)
+            theirs, _, found[process] = got.partition(b"\n")
             if theirs != head:
                 other = " at ".join(map(repr, reversed(json.loads(theirs))))
                 raise ProcessesDisagreeError(
@@ -249,15 +252,16 @@ class Operation:
             raise self._missing(keys, point, missing, timeout_secs)
         return [found[p] for p in range(self.process_count)]
 
-    def _await(self, keys: KeyValues, key: str, timeout_secs: float) -> bytes | None:
+    def _await(self, keys: KeyValues, key: str, point: str, timeout_secs: float) -> bytes:
+        """The others' part: the answer."""
         left = timeout_secs
         while left > 0:
-            got = keys.get(key, min(_SLICE_SECS, left))
+            got = keys.get(key, min(self._slice, left))
             if got is not None:
                 return got
             self._raise_failed(keys)
-            left -= _SLICE_SECS
-        return None
+            left -= self._slice
+        raise self._missing(keys, point, [0], timeout_secs)
 
     def _missing(
         self, keys: KeyValues, point: str, processes: Sequence[int], timeout_secs: float
@@ -269,24 +273,7 @@ class Operation:
         return PeerMissingError(self.what, point, timeout_secs, doing)
 
     def _raise_failed(self, keys: KeyValues) -> None:
-        word = keys.get(f"{self._root}/failed", 0.0)
-        if word is None:
-            return
-        said = json.loads(word)
-        if said["process"] != self.process_index:
+        word = None if self._told else keys.get(f"{self._root}/failed", 0.0)
+        if word is not None:
+            said = json.loads(word)
             raise error_from_word(self.what, said["process"], said["error"])
-
-
-def _pack(parts: Sequence[bytes]) -> bytes:
-    lengths = json.dumps([len(p) for p in parts]).encode()
-    return b"\n".join([lengths, b"".join(parts)])
-
-
-def _unpack(data: bytes) -> list[bytes]:
-    head, _, body = data.partition(b"\n")
-    parts: list[bytes] = []
-    start = 0
-    for length in json.loads(head):
-        parts.append(body[start : start + length])
-        start += length
-    return parts

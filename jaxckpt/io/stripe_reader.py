@@ -46,7 +46,7 @@ class StripeReader:
                     tasks.append(self._straight(piece, span, room))
                     continue
             small.append((span, number))
-        for span, members in coalesce(small):
+        for span, members in coalesce(small, BLOCK_BYTES):  # other members read the rest
             tasks.append(self._together(span, [(pieces[n], at) for n, at in members], stripe_of))
         return tasks
 

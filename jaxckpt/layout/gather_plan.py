@@ -20,6 +20,7 @@ _BLOCK = 4096
 _SMALL_ALIGN = 64
 _ALIGN_LARGE_FROM = 64 << 10  # such values lie on block borders in their files
 _STRIPE_UNIT = 64 << 10
+_LEAST_PIECE = 16 << 10  # of a value that is cut, but for its end; fits in the smallest stripe
 _MOST_STRIPE_BYTES = 4 << 20
 _TRIAL_BUCKETS = 2
 _TRIAL_SHARE = 6  # a trial takes at most this part of a stream
@@ -80,7 +81,7 @@ def plan_gather(
     """The buckets for some values, of all groups that the caller is in.
 
     Args:
-        values: numbers of the values, ascending.
+        values: numbers of the values, in the order of their places in the files.
         lengths, groups: of all values; see `plan_stripes`.
         stripes: from `plan_stripes`.
     """
@@ -127,6 +128,8 @@ def _plan_stream(
     buckets: list[Bucket] = []
     pieces: list[Piece] = []
     ends = [HEADER_BYTES] * len(group)
+    run = (stripe - HEADER_BYTES) // 4
+    member = until = 0  # who reads on, and up to where in its stripe
 
     def close() -> None:
         buckets.append(Bucket(group, stripe, tuple(pieces)))
@@ -136,17 +139,22 @@ def _plan_stream(
     for value in values:
         length = lengths[value]
         align = _align(length)
-        cut = length > (stripe - HEADER_BYTES) // 4
+        cut = length > run
         start = 0
         while start < length:
-            member = ends.index(min(ends))
+            # Small values that follow one another in a file are one read of one member.
+            if cut or ends[member] >= until or stripe - ends[member] < _room(length) + align:
+                member = ends.index(min(ends))
+                until = ends[member] + run
             offset = -(-ends[member] // align) * align
             room = stripe - offset
             size = length - start
-            if room < (min(_room(size), _ALIGN_LARGE_FROM) if cut else _room(size)):
+            if room < (min(_room(size), _LEAST_PIECE) if cut else _room(size)):
                 close()
+                until = 0
                 continue
-            size = min(size, room // _BLOCK * _BLOCK) if cut else size
+            if size > room:
+                size = room // _BLOCK * _BLOCK
             pieces.append(Piece(value, start, start + size, member, offset))
             ends[member] = offset + -(-size // align) * align
             start += size

@@ -162,11 +162,14 @@ def contiguous_offset(inner: Box, outer: Box) -> int | None:
     return offset
 
 
-def coalesce(spans: Sequence[tuple[Span, int]]) -> list[tuple[Span, list[tuple[int, int]]]]:
+def coalesce(
+    spans: Sequence[tuple[Span, int]], gap_bytes: int = COALESCE_GAP_BYTES
+) -> list[tuple[Span, list[tuple[int, int]]]]:
     """Joins spans that lie near one another in a file into reads of a few MiB.
 
     Args:
         spans: each with a number of the caller's.
+        gap_bytes: what may lie between two of a read, and is read for nothing.
 
     Returns:
         Reads, each with the members' number and offset inside the read.
@@ -175,7 +178,7 @@ def coalesce(spans: Sequence[tuple[Span, int]]) -> list[tuple[Span, list[tuple[i
     for span, number in sorted(spans, key=lambda s: (s[0].file, s[0].offset)):
         if reads:
             last, members = reads[-1]
-            near = span.file == last.file and span.offset - last.end <= COALESCE_GAP_BYTES
+            near = span.file == last.file and span.offset - last.end <= gap_bytes
             if near and span.end - last.offset <= COALESCE_READ_BYTES:
                 end = max(last.end, span.end)
                 members.append((number, span.offset - last.offset))

@@ -26,42 +26,42 @@ class MemoryKeys:
     """
 
     def __init__(self, hurry: float = _HURRY) -> None:
-        self._values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
-        self._hurry = hurry
+        self.values: dict[str, bytes] = {}
+        self.changed = threading.Condition()
+        self.hurry = hurry
 
     def put(self, key: str, value: bytes) -> bool:
         """Sets a key for good; False if it is set already."""
-        with self._changed:
-            if key in self._values:
+        with self.changed:
+            if key in self.values:
                 return False
-            self._values[key] = value
-            self._changed.notify_all()
+            self.values[key] = value
+            self.changed.notify_all()
             return True
 
     def replace(self, key: str, value: bytes) -> None:
         """Sets a key, also anew."""
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
+        with self.changed:
+            self.values[key] = value
+            self.changed.notify_all()
 
     def get(self, key: str, wait_secs: float) -> bytes | None:
         """The value of a key; waits for it."""
-        with self._changed:
+        with self.changed:
             if wait_secs > 0:
-                self._changed.wait_for(lambda: key in self._values, wait_secs * self._hurry)
-            return self._values.get(key)
+                self.changed.wait_for(lambda: key in self.values, wait_secs * self.hurry)
+            return self.values.get(key)
 
     def delete(self, prefix: str) -> None:
         """Removes all keys below a prefix."""
-        with self._changed:
-            for key in [k for k in self._values if k.startswith(prefix + "/")]:
-                del self._values[key]
+        with self.changed:
+            for key in [k for k in self.values if k.startswith(prefix + "/")]:
+                del self.values[key]
 
     def keys(self) -> list[str]:
         """All keys that are set."""
-        with self._changed:
-            return sorted(self._values)
+        with self.changed:
+            return sorted(self.values)
 
 
 class MutedKeys(MemoryKeys):
@@ -74,7 +74,7 @@ class MutedKeys(MemoryKeys):
 
     def __init__(self, keys: MemoryKeys, dead: Callable[[], None]) -> None:
         super().__init__()
-        self._values, self._changed, self._hurry = keys._values, keys._changed, keys._hurry
+        self.values, self.changed, self.hurry = keys.values, keys.changed, keys.hurry
         self._dead = dead
 
     def put(self, key: str, value: bytes) -> bool:

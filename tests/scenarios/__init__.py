@@ -1,0 +1,1 @@
+"""What the processes of a job do; started by `jobs.py`."""
