@@ -190,7 +190,10 @@ class StorageError(JaxckptError, OSError):
 
 
 class PeerFailedError(JaxckptError, RuntimeError):
-    """Another process of the job failed, so this one gave up too; nothing was committed.
+    """Another process of the job failed, so this one gave up too.
+
+    A save that fails leaves no step behind, unless its name was given already and only then an
+    error came; what is listed is whole.
 
     Attributes:
         process: the index of the process that failed.
