@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,27 +32,12 @@ class Fingerprint:
     leaves: list[tuple[str, str, str | None, str | None]]
 
 
-def agree_on_place(
-    store: Store,
-    operation: Operation,
-    own: Callable[[], Fingerprint],
-    make_place: Callable[[], str],
-) -> str:
-    """Blocks until all processes have the same plan; returns the directory that they write to.
-
-    Every process must call it.
-
-    Args:
-        make_place: the primary's way to the directory, called there only.
+def check_shared(store: Store, operation: Operation, place: str) -> None:
+    """Whether this process sees the directory that the primary made.
 
     Raises:
-        ProcessesDisagreeError: trees, shapes, dtypes, shardings or host values differ.
-        NotSharedError: a process does not see the primary's directory.
+        NotSharedError: it does not.
     """
-    place = make_place() if operation.process_index == 0 else ""
-    if operation.alone:
-        return place
-    place = agree(operation, own(), place)
     if store.stat(place) is None:
         with contextlib.suppress(FileNotFoundError, StorageError):
             store.list_dir(parent_of(place))  # a network file system may have to be asked twice
@@ -61,7 +45,6 @@ def agree_on_place(
             raise NotSharedError(
                 place, operation.process_index, "the directory that process 0 made"
             )
-    return place
 
 
 def agree(operation: Operation, own: Fingerprint, place: str = "") -> str:

@@ -33,7 +33,7 @@ from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import join, make_dirs, parent_of, read_file
 from jaxckpt.io.world import World, local_world
-from jaxckpt.items import encode_items, is_item_name
+from jaxckpt.items import is_item_name
 from jaxckpt.places import agree_on_steps, checked_path, find_item, scan_steps
 from jaxckpt.restoring import Leniency, open_any, restore_tree
 from jaxckpt.step_save import StepRequest, StepSave
@@ -160,7 +160,7 @@ class Checkpointer:
         if not force and not policy.is_due(step, self._save_every):
             return False
         self.wait()
-        request = StepRequest(self.directory, step, encode_items(items), force, self._keep_last)
+        request = StepRequest(self.directory, step, items, force, self._keep_last)
         save = StepSave(self._world, self.options, self._engine, self._pool, request, state)
         self._under_way.append(self._background.submit(save.finish))
         return True
@@ -247,6 +247,11 @@ class Checkpointer:
     def restore_item(self, name: str, step: int | None = None) -> Any:
         """A value that was saved beside the state with ``save(..., items={name: value})``.
 
+        Args:
+            name: of the item.
+            step: the newest whole one by default; in a job of several processes, where each
+                process reads by itself, it must be given.
+
         Raises:
             StepNotFoundError: there is no such step.
             NotACheckpointError: the step has no such item.
@@ -255,7 +260,11 @@ class Checkpointer:
         self.wait()
         if not is_item_name(name):
             raise InvalidOptionsError("name", name, "the name of an item that was saved")
-        step = self.latest_step() if step is None else step
+        if step is None:
+            if self._world.coordinator.process_count > 1:
+                wanted = "the step that was restored: in a job all processes must read the same one"
+                raise InvalidOptionsError("step", step, wanted)
+            step = self.latest_step()
         if step is None or not self._is_there(step):
             raise StepNotFoundError(self.directory, step, self.steps())
         path = join(self.step_path(step), name)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxckpt.device.gather import Collective, StripeGather
+from jaxckpt.device.gather import Collective, StripeGather, stripe_gather
 from jaxckpt.errors import CollectiveFailedError
 from jaxckpt.io.chunk_sink import ChunkSink, PartialValue
 from jaxckpt.io.engine import Job
@@ -64,8 +64,9 @@ class Completion:
     def compile(self, stripes: Mapping[Group, int]) -> None:
         """Compiles the collective of each group; talks to no other process."""
         for key in stripes.items():
-            self._gathers[key] = StripeGather(*key, self._collective)
-            self._gathers[key].compile()
+            self._gathers[key] = stripe_gather(*key, self._collective)
+            # Taken now: who has no memory left later could not take part in a collective.
+            self._spare_of(*key).extend(self._memory(*key) for _ in range(_AHEAD + 1))
 
     def warm_up(self, group: Group, stripe_bytes: int) -> None:
         """Hands nothing on, so that the connections are there; every member must call it."""
@@ -97,6 +98,7 @@ class Completion:
                 bucket, memory, tasks = ahead.popleft()
                 wait_for_all(tasks, self._job.fail)
                 if bucket.group in dead:
+                    self._spare_of(bucket.group, bucket.stripe_bytes).append(memory)
                     continue
                 stripes = self._hand_on(bucket, memory)
                 if not self._all_read(stripes):
@@ -114,15 +116,8 @@ class Completion:
 
     def _begin(self, bucket: Bucket) -> tuple[Bucket, NDArray[np.uint8], list[Future[None]]]:
         """Starts the reads of this process's part of a bucket."""
-        members = len(bucket.group)
         own = bucket.group.index(self._process)
-        rows = members if self._collective == "broadcast" else 1
-        kept = self._spare.setdefault((rows, bucket.stripe_bytes), [])
-        if kept:
-            memory = kept.pop()
-        else:
-            flat = np.frombuffer(aligned_memory(rows * bucket.stripe_bytes), np.uint8)
-            memory = flat.reshape(rows, bucket.stripe_bytes)
+        memory = self._spare_of(bucket.group, bucket.stripe_bytes).pop()
         if self._collective == "allgather":
             pieces = [p for p in bucket.pieces if p.member == own]
             tasks = self._reader.tasks(pieces, lambda _: memory[0])
@@ -132,6 +127,16 @@ class Completion:
             memory[:] = 0  # what is no word of the reader's must add nothing
             tasks = []
         return bucket, memory, [self._job.read(task) for task in tasks]
+
+    def _rows(self, group: Group) -> int:
+        return len(group) if self._collective == "broadcast" else 1
+
+    def _spare_of(self, group: Group, stripe_bytes: int) -> list[NDArray[np.uint8]]:
+        return self._spare.setdefault((self._rows(group), stripe_bytes), [])
+
+    def _memory(self, group: Group, stripe_bytes: int) -> NDArray[np.uint8]:
+        flat = np.frombuffer(aligned_memory(self._rows(group) * stripe_bytes), np.uint8)
+        return flat.reshape(self._rows(group), stripe_bytes)
 
     def _hand_on(self, bucket: Bucket, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
         failed = self._broken or self._job.stopped()
@@ -144,7 +149,7 @@ class Completion:
             stripes = self._gathers[bucket.group, bucket.stripe_bytes](memory.reshape(-1))
         except _COLLECTIVE_ERRORS as error:
             raise CollectiveFailedError(self._what, error) from error
-        self._spare[memory.shape[0], memory.shape[1]].append(memory)
+        self._spare_of(bucket.group, bucket.stripe_bytes).append(memory)
         return stripes
 
     def _all_read(self, stripes: NDArray[np.uint8]) -> bool:

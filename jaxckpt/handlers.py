@@ -63,13 +63,24 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         """Returns once the state is copied out; the futures once the item is durable."""
         path = checked_path(directory)
         operation = self._begin(path)
+        staged: StagedItem | None = None
+        failed: Exception | None = None
         with operation:
             plan = self._plan(operation, args.item)
-            await self._wait_for_directory(path)
-            staged = self._stage(operation, path, plan)
+            try:
+                await self._wait_for_directory(path)
+                staged = self._stage(operation, path, plan)
+            except Exception as error:
+                if operation.alone:
+                    raise
+                operation.fail(error)
+                failed = error  # raised by the future, as the others' errors are
 
         def write() -> None:
             with operation:
+                if failed is not None:
+                    raise failed
+                assert staged is not None
                 staged.write()
                 operation.meet("whole")
 
@@ -105,7 +116,7 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
     def _plan(self, operation: Operation, state: Any) -> StatePlan:
         plan = plan_state(state, self._options, self._world.coordinator.processes)
         if not operation.alone:
-            agree(operation, fingerprint(plan))
+            agree(operation, fingerprint(plan, self._options))
         return plan
 
     def _stage(self, operation: Operation, path: str, plan: StatePlan) -> StagedItem:

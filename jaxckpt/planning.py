@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxckpt.agreeing import Fingerprint
 from jaxckpt.format.tree import TreeNode
 from jaxckpt.format.values import text_value
 from jaxckpt.layout.flatten import flatten
-from jaxckpt.layout.leaves import Described, describe_leaf
+from jaxckpt.layout.leaves import Described, describe_leaf, short_text
 from jaxckpt.layout.partition import host_partition
 from jaxckpt.layout.save_plan import ArrayLeaf, SavePlan, plan_save
 
@@ -76,16 +77,27 @@ def plan_state(state: Any, options: Options, processes: Processes) -> StatePlan:
     return StatePlan(flat.root, leaves, plan, plan.nbytes)
 
 
-def fingerprint(state: StatePlan) -> Fingerprint:
-    """What must be the same on every process: the plan, and values that each has a copy of."""
-    leaves: list[tuple[str, str, str | None, str | None]] = []
+def fingerprint(
+    state: StatePlan, options: Options, items: Mapping[str, bytes] | None = None
+) -> Fingerprint:
+    """What must be the same on every process: plan, format, and values that each has a copy of.
+
+    Args:
+        items: JSON that is saved beside the state.
+    """
+    form = f"checksum={options.checksum}, compression={options.compression}"
+    leaves: list[tuple[str, str, str | None, str | None]] = [("(the options)", form, None, None)]
+    for name, data in (items or {}).items():
+        value = f"crc32c {crc32c.crc32c(data):08x}"
+        leaves.append((f"(the item '{name}')", f"{len(data)} bytes", None, value))
     for leaf in state.leaves:
         spec = leaf.spec
         if spec.dtype and leaf.described.partition is not None:
             what = f"{spec.impl or spec.dtype}{list(spec.shape)}"
         else:
             what = f"a Python {spec.kind}"
-        leaves.append((spec.name, what, spec.sharding, _host_value(leaf)))
+        sharding = None if spec.sharding is None else short_text(spec.sharding)
+        leaves.append((spec.name, what, sharding, _host_value(leaf)))
     total = hashlib.sha256(state.plan.digest())
     total.update(json.dumps(leaves).encode())
     return Fingerprint(total.hexdigest(), leaves)

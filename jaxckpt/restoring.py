@@ -15,9 +15,9 @@ import numpy as np
 
 from jaxckpt._calm import calm
 from jaxckpt._options import Options
-from jaxckpt._types import Box, LeafSpec
+from jaxckpt._types import Box, LeafSpec, Processes
 from jaxckpt.agreeing import Fingerprint, agree
-from jaxckpt.device.memory import nbytes_of, regions
+from jaxckpt.device.memory import regions
 from jaxckpt.device.place import build_result, needed_boxes, needing_processes, wanted_sharding_text
 from jaxckpt.errors import DamagedCheckpointError, NotSharedError, TreeMismatchError
 from jaxckpt.foreign import ForeignItem, open_foreign
@@ -31,15 +31,17 @@ from jaxckpt.io.engine import Engine, Job
 from jaxckpt.io.world import World
 from jaxckpt.layout.flatten import flatten_target
 from jaxckpt.layout.match import Wanted, match_target, wanted_without_target
+from jaxckpt.layout.needing import Needing
 from jaxckpt.layout.restore_plan import (
     BadChunkError,
     Slot,
     check_lengths,
-    needed_by,
     plan_reads,
 )
 from jaxckpt.opened import OpenedItem, has_sidecar, open_item
 from jaxckpt.sharing import Sharing
+
+_READ_SECS = 3600.0  # how long a process waits for one that has more to read
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,42 +119,53 @@ def _read(
     wanted: Sequence[Wanted],
 ) -> list[Any]:
     """The values of all wanted leaves, in their order."""
-    numbers = {leaf.path: i for i, leaf in enumerate(leaves)}
-    values: list[Any] = [None] * len(wanted)
-    arrays: list[_Pending] = []
-    problems: list[str] = []
-    for i, want in enumerate(wanted):
-        if want.kind == "value":
-            assert want.spec is not None
-            values[i] = text_value(want.spec)
-        elif want.kind != "keep":
-            assert want.spec is not None
-            try:
-                boxes = needed_boxes(want)
-                needing = needing_processes(want, world.coordinator.processes)
-            except (ValueError, NotImplementedError, AttributeError) as error:
-                problems.append(f"{want.spec.name}: its sharding does not fit: {error}")
-                continue
-            arrays.append(_Pending(i, numbers[want.spec.path], want, boxes, needing))
-    if problems:
-        raise TreeMismatchError(item.path, problems)
+    values = [text_value(w.spec) if w.kind == "value" and w.spec else None for w in wanted]
+    arrays = _pending(item.path, leaves, wanted, world.coordinator.processes)
     if not operation.alone:
         own = item.identity if isinstance(item, OpenedItem) else ""
-        if agree(operation, _fingerprint(item.path, wanted), own) != own:
+        if agree(operation, _fingerprint(item.path, wanted, options), own) != own:
             problem = "the checkpoint that process 0 sees"
             raise NotSharedError(item.path, operation.process_index, problem)
-    for wave in _waves(arrays, options.memory_budget_bytes):
+    for number, wave in enumerate(_waves(arrays, options.memory_budget_bytes)):
+        if number:
+            operation.meet("next part", timeout_secs=_READ_SECS)
         if isinstance(item, ForeignItem):
             _read_foreign(item, wave, values)
         else:
             _read_own(world, options, engine, operation, item, wave, values)
-    operation.meet("restored")
+    operation.meet("restored", timeout_secs=_READ_SECS)
     return values
 
 
-def _fingerprint(path: str, wanted: Sequence[Wanted]) -> Fingerprint:
+def _pending(
+    path: str, leaves: Sequence[LeafSpec], wanted: Sequence[Wanted], processes: Processes
+) -> list[_Pending]:
+    """The results that need bytes, and which."""
+    numbers = {leaf.path: i for i, leaf in enumerate(leaves)}
+    arrays: list[_Pending] = []
+    problems: list[str] = []
+    for i, want in enumerate(wanted):
+        if want.kind in ("value", "keep"):
+            continue
+        assert want.spec is not None
+        try:
+            boxes, needing = needed_boxes(want), needing_processes(want, processes)
+        except (ValueError, NotImplementedError, AttributeError) as error:
+            problems.append(f"{want.spec.name}: its sharding does not fit: {error}")
+            continue
+        arrays.append(_Pending(i, numbers[want.spec.path], want, boxes, needing))
+    if problems:
+        raise TreeMismatchError(path, problems)
+    return arrays
+
+
+def _fingerprint(path: str, wanted: Sequence[Wanted], options: Options) -> Fingerprint:
     """What all processes must want alike, or they would wait for one another in collectives."""
-    leaves: list[tuple[str, str, str | None, str | None]] = []
+    way = (
+        f"complete={options.complete!r}, gather_bytes={options.gather_bytes}, "
+        f"memory_budget_bytes={options.memory_budget_bytes}"
+    )
+    leaves: list[tuple[str, str, str | None, str | None]] = [("(the options)", way, None, None)]
     for want in wanted:
         if want.spec is not None:
             what = f"{want.kind} {want.dtype}{list(want.spec.stored_shape)}"
@@ -167,14 +180,14 @@ class _Pending:
 
     Attributes:
         boxes: what this process needs of it.
-        needing: what any process needs, and which do.
+        needing: what all processes need of it.
     """
 
     result: int
     leaf: int
     want: Wanted
     boxes: list[Box]
-    needing: list[tuple[Box, tuple[int, ...]]]
+    needing: Needing
 
 
 def _waves(arrays: list[_Pending], budget_bytes: int) -> Iterator[list[_Pending]]:
@@ -186,7 +199,8 @@ def _waves(arrays: list[_Pending], budget_bytes: int) -> Iterator[list[_Pending]
         assert spec is not None
         size = 0
         if _leaves_host(pending.want):
-            size = _most_bytes(pending)
+            # What the process that needs most needs: the waves are the same on all.
+            size = pending.needing.most_elements() * DTYPES[spec.dtype].itemsize
         if wave and held + size > budget_bytes:
             yield wave
             wave, held = [], 0
@@ -194,18 +208,6 @@ def _waves(arrays: list[_Pending], budget_bytes: int) -> Iterator[list[_Pending]
         held += size
     if wave:
         yield wave
-
-
-def _most_bytes(pending: _Pending) -> int:
-    """What the process that needs most needs: waves are the same on every process."""
-    spec = pending.want.spec
-    assert spec is not None
-    by_process: dict[int, list[Box]] = {}
-    for box, processes in pending.needing:
-        for process in processes:
-            by_process.setdefault(process, []).append(box)
-    sizes = (nbytes_of(boxes, DTYPES[spec.dtype]) for boxes in by_process.values())
-    return max(sizes, default=0)
 
 
 def _leaves_host(want: Wanted) -> bool:
@@ -249,7 +251,7 @@ def _read_own(
     job = engine.job()
     reader = ChunkReader(world.store, sink, direct=options.direct_io != "off")
     needing = {pending.leaf: pending.needing for pending in wave}
-    groups = [needed_by(read.box, needing[read.leaf]) for read in reads]
+    groups = [needing[read.leaf].group(read.box) for read in reads]
     try:
         own = Sharing(world, options, operation, job, reader, sink, reads, groups).run()
         for pending in _as_they_arrive(job, reader.tasks(own), wave):

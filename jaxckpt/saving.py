@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxckpt._calm import calm
 from jaxckpt._options import Options
-from jaxckpt.device.host_view import host_chunk
+from jaxckpt.device.host_view import host_chunk, prepare_chunk
 from jaxckpt.format.btree import ValueRef
 from jaxckpt.format.datafiles import DataFile
 from jaxckpt.format.index import Entry, build_tree
@@ -141,6 +141,8 @@ class StagedItem:
         self._job = job
         tasks: list[Future[None]] = []
         try:
+            for chunk in self._chunks:
+                prepare_chunk(self._state.leaves[chunk.leaf].described.source, chunk)
             for copies in self._in_order():
                 tasks.append(job.copy(functools.partial(_run_all, copies)))  # noqa: PERF401
             if self._world.coordinator.is_primary:

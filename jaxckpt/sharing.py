@@ -8,9 +8,14 @@ with; where nothing tells, ``allgather``, which asks least of the storage.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Literal
+
+import crc32c
+import numpy as np
+from numpy.typing import NDArray
 
 from jaxckpt._options import Options
 from jaxckpt._types import Span
@@ -19,10 +24,20 @@ from jaxckpt.io.chunk_reader import ChunkReader
 from jaxckpt.io.chunk_sink import ChunkSink
 from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.engine import Job
+from jaxckpt.io.extents import round_up
+from jaxckpt.io.local import aligned_memory
+from jaxckpt.io.store import BLOCK_BYTES
 from jaxckpt.io.stripe_reader import StripeReader
 from jaxckpt.io.world import World
-from jaxckpt.layout.gather_plan import Group, plan_gather, plan_stripes, trial_parts
-from jaxckpt.layout.restore_plan import ChunkRead
+from jaxckpt.layout.gather_plan import (
+    Group,
+    Piece,
+    Trial,
+    plan_gather,
+    plan_stripes,
+    plan_trial,
+)
+from jaxckpt.layout.restore_plan import ChunkRead, span_of
 
 _MARGIN = 1.05
 """Reading everything everywhere must be faster by this much: it takes the storage from others."""
@@ -57,9 +72,11 @@ class Sharing:
         shared = sorted((pair for pair in both if _is_shared(*pair)), key=lambda b: _place(b[0]))
         self._reads = [read for read, _ in shared]
         self._groups = [group for _, group in shared]
-        sources = [read.source for read in self._reads]
-        self._lengths = [source.length for source in sources if isinstance(source, Span)]
-        self._stripes = plan_stripes(self._lengths, self._groups, options.gather_bytes)
+        self._lengths = [span_of(read).length for read in self._reads]
+        budget = options.gather_bytes
+        if options.complete == "broadcast":
+            budget //= 2  # each process gives the stripes of all
+        self._stripes = plan_stripes(self._lengths, self._groups, budget)
         self._completion = Completion(
             operation.what,
             world.coordinator.process_index,
@@ -104,9 +121,8 @@ class Sharing:
     def _stream(self, group: Group) -> list[int]:
         return [value for value, own in enumerate(self._groups) if own == group]
 
-    def _parts(self, group: Group) -> tuple[list[int], list[int]] | None:
-        bucket = self._stripes[group] * len(group)
-        return trial_parts(self._stream(group), self._lengths, bucket)
+    def _trial(self, group: Group) -> Trial | None:
+        return plan_trial(self._stream(group), self._lengths, len(group), self._stripes[group])
 
     def _trial_sizes(self) -> list[tuple[Group, int]]:
         """Groups of this process that are long enough for a trial, with their bytes."""
@@ -115,7 +131,7 @@ class Sharing:
         return [
             (group, sum(self._lengths[v] for v in self._stream(group)))
             for group in sorted(self._stripes)
-            if self._parts(group) is not None
+            if self._trial(group) is not None
         ]
 
     def _try(self, trials: Sequence[Group]) -> tuple[list[int], Literal["direct", "allgather"]]:
@@ -124,27 +140,42 @@ class Sharing:
         if not trials:
             return list(everything), "allgather"
         own = next((g for g in trials if self._world.coordinator.process_index in g), None)
-        parts = self._parts(own) if own is not None else None
+        trial = self._trial(own) if own is not None else None
         rates: list[float] | None = None
         done: set[int] = set()
-        if own is not None and parts is not None:
+        if own is not None and trial is not None:
             self._completion.warm_up(own, self._stripes[own])
-            rates = [self._timed(self._hand_on, parts[0]), self._timed(self._read, parts[1])]
-            done.update(*parts)
+            handed = sum(self._lengths[v] for v in trial.handed)
+            read = sum(piece.stop - piece.start for piece in trial.sample)
+            rates = [
+                self._timed(lambda: self._hand_on(trial.handed)) / handed,
+                self._timed(lambda: self._read(trial.sample)) / read,
+            ]
+            done.update(trial.handed)
         way = self._operation.meet("rates", json.dumps(rates).encode(), _choose)
         rest = [v for v in everything if v not in done]
         return rest, "direct" if way == b"direct" else "allgather"
 
-    def _timed(self, work: Callable[[Sequence[int]], None], values: Sequence[int]) -> float:
-        """Nanoseconds per byte."""
+    def _timed(self, work: Callable[[], None]) -> int:
+        """Nanoseconds that it took."""
         begun = self._world.monotonic_ns()
-        work(values)
-        spent = self._world.monotonic_ns() - begun
-        return spent / sum(self._lengths[v] for v in values)
+        work()
+        return self._world.monotonic_ns() - begun
 
-    def _read(self, values: Sequence[int]) -> None:
-        tasks = self._reader.tasks([self._reads[v] for v in values])
-        self._job.join([self._job.read(task) for task, _ in tasks])
+    def _read(self, sample: Sequence[Piece]) -> None:
+        """As a restore reads that reads all by itself: into fresh memory, with checksums."""
+        sizes = [round_up(piece.stop - piece.start) for piece in sample]
+        memory = np.frombuffer(aligned_memory(sum(sizes), huge_pages=True), np.uint8)
+        parts = np.split(memory, np.cumsum(sizes)[:-1])
+
+        def read(piece: Piece, room: NDArray[np.uint8]) -> None:
+            span = span_of(self._reads[piece.value])
+            first = (span.offset + piece.start) // BLOCK_BYTES * BLOCK_BYTES
+            self._reader.reader(span.file).read_into(first, [room.data])
+            crc32c.crc32c(room.data)
+
+        tasks = [functools.partial(read, *pair) for pair in zip(sample, parts, strict=True)]
+        self._job.join([self._job.read(task) for task in tasks])
 
 
 def pick_trials(told: Sequence[Sequence[tuple[Sequence[int], int]]]) -> list[Group]:
@@ -183,8 +214,8 @@ def _choose(told: list[bytes]) -> bytes:
 
 
 def _place(read: ChunkRead) -> tuple[str, int]:
-    assert isinstance(read.source, Span)
-    return read.source.file, read.source.offset
+    span = span_of(read)
+    return span.file, span.offset
 
 
 def _is_shared(read: ChunkRead, group: Group) -> bool:

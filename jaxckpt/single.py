@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Any
 
 from jaxckpt._options import MIB, Options, checked_options
-from jaxckpt.agreeing import agree_on_place
+from jaxckpt.agreeing import agree, check_shared
 from jaxckpt.commit import Temporary, clean_leftovers, give_up, open_temporary, publish
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import NotACheckpointError, StepExistsError, StorageError
@@ -85,13 +85,13 @@ def save_item(
     with operation:
         try:
             plan = plan_state(state, options, coordinator.processes)
-
-            def make_place() -> str:
-                nonlocal temporary
+            place = ""
+            if coordinator.is_primary:
                 temporary = _open_place(world, options, path, plan, force=force)
-                return temporary.path
-
-            place = agree_on_place(world.store, operation, lambda: fingerprint(plan), make_place)
+                place = temporary.path
+            if not operation.alone:
+                place = agree(operation, fingerprint(plan, options), place)
+            check_shared(world.store, operation, place)
             staged = stage(world, options, engine, pool, operation, plan, place)
             staged.write()
             if temporary is not None:

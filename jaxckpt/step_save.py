@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jaxckpt import policy
 from jaxckpt._options import Options
-from jaxckpt.agreeing import agree_on_place
+from jaxckpt.agreeing import agree, check_shared
 from jaxckpt.commit import Temporary, give_up, open_temporary, publish, retire
 from jaxckpt.errors import StepExistsError
 from jaxckpt.format import orbaxmeta
@@ -15,7 +16,7 @@ from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import join, write_file
 from jaxckpt.io.world import World
-from jaxckpt.items import state_item_name
+from jaxckpt.items import encode_items, state_item_name
 from jaxckpt.places import scan_steps
 from jaxckpt.planning import fingerprint, plan_state
 from jaxckpt.saving import StagedItem, stage
@@ -28,14 +29,14 @@ class StepRequest:
 
     Attributes:
         run: the run's directory.
-        items: JSON by item name.
+        items: values for JSON by item name.
         replace: take the place of a step that is there.
         keep_last: how many steps stay; None for all.
     """
 
     run: str
     step: int
-    items: dict[str, bytes]
+    items: Mapping[str, Any] | None
     replace: bool
     keep_last: int | None
 
@@ -66,14 +67,15 @@ class StepSave:
             f"save of step {request.step} to {request.run}"
         )
         with self._operation, _Discarding(self):
+            self._items = encode_items(request.items)
             plan = plan_state(state, options, world.coordinator.processes)
-            item = agree_on_place(
-                world.store,
-                self._operation,
-                lambda: fingerprint(plan),
-                lambda: self._open_place(options, plan.nbytes),
-            )
+            item = ""
+            if world.coordinator.is_primary:
+                item = self._open_place(options, plan.nbytes)
+            if not self._operation.alone:
+                item = agree(self._operation, fingerprint(plan, options, self._items), item)
             try:
+                check_shared(world.store, self._operation, item)
                 self._staged = stage(world, options, engine, pool, self._operation, plan, item)
             except Exception as error:
                 if self._operation.alone:
@@ -88,7 +90,7 @@ class StepSave:
             raise StepExistsError(self._final)
         refuse_if_full(self._world, options, request.run, nbytes)
         self._temporary = open_temporary(self._world, self._final)
-        item = join(self._temporary.path, state_item_name(request.items))
+        item = join(self._temporary.path, state_item_name(self._items))
         store.make_dir(item)
         return item
 
@@ -107,11 +109,12 @@ class StepSave:
                     self._describe_step(self._temporary.path)
             if self._temporary is not None:
                 publish(self._world, self._temporary, self._final, replace=self._request.replace)
-                self._remove_old()
             self._operation.meet("committed")
+        if self._temporary is not None:
+            self._remove_old()
 
     def _describe_step(self, path: str) -> None:
-        store, items = self._world.store, self._request.items
+        store, items = self._world.store, self._items
         handlers = {state_item_name(items): orbaxmeta.STANDARD_HANDLER}
         for name, data in items.items():
             folder = join(path, name)

@@ -6,6 +6,7 @@ small floats, and one of 2-bit integers corrupts memory.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -19,6 +20,16 @@ Collective = Literal["allgather", "broadcast"]
 _AXES = ("process", "local")
 
 
+@functools.lru_cache(maxsize=64)
+def stripe_gather(
+    group: tuple[int, ...], stripe_bytes: int, collective: Collective
+) -> StripeGather:
+    """A `StripeGather`, compiled; the same one for the same arguments."""
+    made = StripeGather(group, stripe_bytes, collective)
+    made.compile()
+    return made
+
+
 class StripeGather:
     """Hands the stripes of a group of processes to each of them.
 
@@ -28,7 +39,7 @@ class StripeGather:
 
     Args:
         group: process indices, ascending; this process is one of them.
-        stripe_bytes: of one process; a multiple of 64 KiB.
+        stripe_bytes: of one process; a multiple of 32 KiB.
         collective: ``broadcast`` for one member that gives the stripes of all: the words are
             summed with zeros, which is exact for words.
     """
@@ -36,7 +47,8 @@ class StripeGather:
     def __init__(
         self, group: Sequence[int], stripe_bytes: int, collective: Collective = "allgather"
     ) -> None:
-        self._devices = [_devices_of(p) for p in group]
+        by_process = _devices()
+        self._devices = [by_process[p] for p in group]
         width = 1
         if all(d.platform != "cpu" for row in self._devices for d in row):
             width = max(w for w in (1, 2, 4, 8) if w <= min(map(len, self._devices)))
@@ -96,5 +108,9 @@ class StripeGather:
         return whole.view(np.uint8)
 
 
-def _devices_of(process: int) -> list[Any]:
-    return [d for d in jax.devices() if d.process_index == process]
+@functools.cache
+def _devices() -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = {}
+    for device in jax.devices():
+        found.setdefault(device.process_index, []).append(device)
+    return found

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxckpt._types import Box
-from jaxckpt.device.cutting import cut, needs_cut
+from jaxckpt.device.cutting import cut, needs_cut, prepare
 from jaxckpt.layout.save_plan import ASSEMBLE, PlannedChunk
 from jaxckpt.layout.shardings import box_of_index
 
@@ -28,6 +28,14 @@ def host_chunk(source: Any, chunk: PlannedChunk) -> np.ndarray:
             start = tuple(a - b for a, b in zip(chunk.box.start, chunk.region.start, strict=True))
             return np.asarray(cut(shard, start, chunk.box.shape))
     return host_region(source, chunk.device)[chunk.box.slices_within(chunk.region)]
+
+
+def prepare_chunk(source: Any, chunk: PlannedChunk) -> None:
+    """Compiles what `host_chunk` needs for this chunk, if anything."""
+    if chunk.device >= 0 and chunk.box != chunk.region:
+        shard = shard_on(source, chunk.device)
+        if needs_cut(shard):
+            prepare(shard, chunk.box.shape)
 
 
 def shard_on(source: Any, device: int) -> jax.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,8 +30,3 @@ def regions(boxes: Sequence[Box], dtype: np.dtype) -> list[np.ndarray]:
         out.append(memory[start : start + size].view(dtype).reshape(box.shape))
         start += round_up(size)
     return out
-
-
-def nbytes_of(boxes: Sequence[Box], dtype: np.dtype) -> int:
-    """What `regions` takes for these boxes."""
-    return sum(round_up(math.prod(box.shape) * dtype.itemsize) for box in boxes)

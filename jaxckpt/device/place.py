@@ -12,8 +12,9 @@ import numpy as np
 
 from jaxckpt._types import Box, LeafSpec, Processes
 from jaxckpt.format.dtypes import DTYPES
-from jaxckpt.layout.leaves import sharding_text
+from jaxckpt.layout.leaves import sharding_text, short_text
 from jaxckpt.layout.match import Wanted
+from jaxckpt.layout.needing import Needing
 from jaxckpt.layout.partition import whole_box
 from jaxckpt.layout.shardings import box_of_index, partition_of
 
@@ -37,26 +38,29 @@ def data_sharding(want: Wanted) -> jax.sharding.Sharding | None:
     return None
 
 
-def needing_processes(want: Wanted, processes: Processes) -> list[tuple[Box, tuple[int, ...]]]:
-    """The distinct regions that any process must hold for a result, and which do, ascending.
+def needing_processes(want: Wanted, processes: Processes) -> Needing:
+    """Which processes must hold which regions for a result; the same on every process.
 
-    The same on every process. What is not spread over the devices of several processes, each
-    process has for itself, so all need all of it.
+    What is not spread over the devices of several processes, each process has for itself, so all
+    need all of it.
     """
     assert want.spec is not None
     shape = want.spec.stored_shape
     everybody = tuple(range(processes.count))
-    if processes.count == 1:
-        return [(whole_box(shape), everybody)]
     sharding = data_sharding(want) if want.kind in ("jax", "prng") else None
-    if sharding is None:
-        return [(whole_box(shape), everybody)]
-    holders = {processes.of(d) for d in sharding.device_set}
-    if holders == {processes.index}:
-        return [(whole_box(shape), everybody)]
+    if sharding is None or processes.count == 1:
+        return Needing(shape, everybody)
+    holders = _holders(sharding, processes.of)
+    if holders == (processes.index,):
+        return Needing(shape, everybody)
     if _take_whole(want.spec):
-        return [(whole_box(shape), tuple(sorted(holders)))]
-    return _needing(sharding, shape, processes.of)
+        return Needing(shape, holders)
+    return Needing(shape, holders, partition_of(sharding, shape, processes.of))
+
+
+@functools.lru_cache(maxsize=1024)
+def _holders(sharding: jax.sharding.Sharding, process_of: Callable[[Any], int]) -> tuple[int, ...]:
+    return tuple(sorted({process_of(d) for d in sharding.device_set}))
 
 
 def wanted_sharding_text(want: Wanted, processes: Processes = _OWN_PROCESSES) -> str | None:
@@ -64,23 +68,12 @@ def wanted_sharding_text(want: Wanted, processes: Processes = _OWN_PROCESSES) ->
     sharding = want.sharding
     if sharding is None:
         return None
-    holders = {processes.of(d) for d in sharding.device_set}
+    holders = _holders(sharding, processes.of)
     if len(holders) > 1:
-        return sharding_text(sharding) or repr(sharding)
+        return short_text(sharding_text(sharding) or repr(sharding))
     if sharding.is_fully_addressable:
         return None
-    return f"devices of process {holders.pop()} alone"
-
-
-@functools.lru_cache(maxsize=4096)
-def _needing(
-    sharding: jax.sharding.Sharding, shape: tuple[int, ...], process_of: Callable[[Any], int]
-) -> list[tuple[Box, tuple[int, ...]]]:
-    part = partition_of(sharding, shape, process_of)
-    return [
-        (box, tuple(sorted({r.process for r in group})))
-        for box, group in zip(part.boxes, part.replicas, strict=True)
-    ]
+    return f"devices of process {min(holders)} alone"
 
 
 def needed_boxes(want: Wanted) -> list[Box]:
@@ -96,15 +89,20 @@ def needed_boxes(want: Wanted) -> list[Box]:
         sharding.shard_shape(shape)  # refuses a shape that it does not divide
     if sharding is None:
         return [whole_box(shape)]
-    own = {d.id for d in sharding.addressable_devices}
     if _take_whole(want.spec):
-        return [whole_box(shape)] if own else []
-    part = partition_of(sharding, shape, _OWN_PROCESSES.of)
-    return [
-        box
-        for box, group in zip(part.boxes, part.replicas, strict=True)
-        if any(r.device in own for r in group)
-    ]
+        return [whole_box(shape)] if sharding.addressable_devices else []
+    if 0 in shape:
+        return [box_of_index(i, shape) for i in _own_indices(sharding, shape)][:1]
+    return sorted(
+        {box_of_index(i, shape) for i in _own_indices(sharding, shape)}, key=lambda b: b.start
+    )
+
+
+def _own_indices(
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
+) -> list[tuple[slice, ...]]:
+    found = sharding.addressable_devices_indices_map(shape).values()
+    return [index for index in found if index is not None]
 
 
 def _take_whole(spec: LeafSpec) -> bool:

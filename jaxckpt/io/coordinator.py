@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
@@ -29,11 +30,11 @@ from jaxckpt.errors import (
 WAIT_SECS = 600.0
 """How long a process waits for slower ones that are alive. A dead one ends the job much sooner:
 jax's coordination service aborts it after its heartbeat timeout."""
-_SLICE_SECS = 0.5
+_SLICE_SECS, _LONGEST_SLICE_SECS = 0.5, 5.0
 _ASKS_PER_SEC = 1000  # of all waiting processes together
 _GRACE_SECS, _GRACE_SHARE = 15.0, 0.1  # for the primary's word that another process is missing
 _LEAVING_SECS = 30.0
-_KEPT_OPERATIONS = 16  # keys of older ones are deleted
+_KEPT_OPERATIONS = 32  # for a process that lags behind the primary; older keys are deleted
 
 
 class KeyValues(Protocol):
@@ -69,7 +70,8 @@ class Coordinator:
         self.processes = processes or Processes()
         assert keys is not None or self.processes.count == 1
         self._keys = keys
-        self._begun = 0
+        self._begun = self._forgotten = 0
+        self._open: weakref.WeakValueDictionary[int, Operation] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     @property
@@ -95,10 +97,19 @@ class Coordinator:
         """
         with self._lock:
             self._begun += 1
-            number = self._begun
-        if self._keys is not None and self.is_primary and number > _KEPT_OPERATIONS:
-            self._keys.delete(f"jaxckpt/{number - _KEPT_OPERATIONS}")
-        return Operation(self, self._keys, number, what)
+            operation = Operation(self, self._keys, self._begun, what)
+            if self._keys is not None and self.is_primary:
+                self._forget(self._keys)
+                self._open[self._begun] = operation
+            return operation
+
+    def _forget(self, keys: KeyValues) -> None:
+        """Deletes what was said in operations of long ago that nobody is in any more."""
+        for number in range(self._forgotten + 1, self._begun - _KEPT_OPERATIONS):
+            if number in self._open:
+                break  # a save in the background may outlast many other operations
+            keys.delete(f"jaxckpt/{number}")
+            self._forgotten = number
 
 
 class Operation:
@@ -116,7 +127,8 @@ class Operation:
         self._keys, self._root = keys, f"jaxckpt/{number}"
         self._points = 0
         self._told = False  # whether this process's error is the one that the others hear of
-        self._slice = max(_SLICE_SECS, coordinator.process_count / _ASKS_PER_SEC)
+        slower = coordinator.process_count / _ASKS_PER_SEC
+        self._slice = min(_LONGEST_SLICE_SECS, max(_SLICE_SECS, slower))
 
     @property
     def alone(self) -> bool:

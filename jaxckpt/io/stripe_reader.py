@@ -12,7 +12,7 @@ from jaxckpt.io.chunk_reader import ChunkReader
 from jaxckpt.io.chunk_sink import ChunkSink
 from jaxckpt.io.extents import round_up
 from jaxckpt.io.store import BLOCK_BYTES
-from jaxckpt.layout.gather_plan import Piece
+from jaxckpt.layout.gather_plan import ALIGN_LARGE_FROM, Piece
 from jaxckpt.layout.restore_plan import ChunkRead, coalesce
 
 
@@ -40,7 +40,9 @@ class StripeReader:
         small: list[tuple[Span, int]] = []
         for number, piece in enumerate(pieces):
             span = self._span(piece)
-            if span.offset % BLOCK_BYTES == 0 and piece.offset % BLOCK_BYTES == 0:
+            # Only what has whole blocks of the stripe to itself may be read in whole blocks.
+            whole = self._length(piece) >= ALIGN_LARGE_FROM
+            if whole and span.offset % BLOCK_BYTES == 0 and piece.offset % BLOCK_BYTES == 0:
                 room = stripe_of(piece.member)[piece.offset :][: round_up(span.length)]
                 if room.size == round_up(span.length):
                     tasks.append(self._straight(piece, span, room))
@@ -49,6 +51,10 @@ class StripeReader:
         for span, members in coalesce(small, BLOCK_BYTES):  # other members read the rest
             tasks.append(self._together(span, [(pieces[n], at) for n, at in members], stripe_of))
         return tasks
+
+    def _length(self, piece: Piece) -> int:
+        source = self._reads[piece.value].source
+        return source.length if isinstance(source, Span) else len(source)
 
     def _span(self, piece: Piece) -> Span:
         source = self._reads[piece.value].source

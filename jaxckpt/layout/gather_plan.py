@@ -18,12 +18,16 @@ HEADER_BYTES = 4096
 """In front of each stripe: whether its member has read it."""
 _BLOCK = 4096
 _SMALL_ALIGN = 64
-_ALIGN_LARGE_FROM = 64 << 10  # such values lie on block borders in their files
-_STRIPE_UNIT = 64 << 10
-_LEAST_PIECE = 16 << 10  # of a value that is cut, but for its end; fits in the smallest stripe
+ALIGN_LARGE_FROM = 64 << 10
+"""Values from this size on lie on block borders, in their files and in stripes."""
+_STRIPE_UNIT = 32 << 10
+_LEAST_PIECE = 8 << 10  # of a value that is cut, but for its end; fits in the smallest stripe
 _MOST_STRIPE_BYTES = 4 << 20
 _TRIAL_BUCKETS = 2
-_TRIAL_SHARE = 6  # a trial takes at most this part of a stream
+_TRIAL_SHARE = 6  # what a trial hands on is at most this part of a stream
+_SAMPLE_SHARE = 0.03  # what it reads for nothing, by all members together
+_SAMPLE_BYTES = (4 << 20, 16 << 20)
+_SAMPLE_PIECE = 1 << 20
 _STRIPES_HELD = 3  # being read, being gathered, being taken apart
 
 Group = tuple[int, ...]
@@ -64,7 +68,8 @@ def plan_stripes(
     Args:
         lengths: bytes of each stored value.
         groups: who needs it, ascending; at least two processes.
-        budget_bytes: device memory for the buckets of one process.
+        budget_bytes: device memory for the buckets of one process. Beyond some thousand members
+            the smallest stripes take more.
     """
     totals: dict[Group, int] = {}
     for length, group in zip(lengths, groups, strict=True):
@@ -94,32 +99,61 @@ def plan_gather(
     return buckets
 
 
-def trial_parts(
-    values: Sequence[int], lengths: Sequence[int], bucket_bytes: int
-) -> tuple[list[int], list[int]] | None:
-    """The first values of a stream, to be handed on, and the next, to be read by every member.
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What to try both ways on.
 
-    None where the stream is too short for a trial to pay.
+    Attributes:
+        handed: the first values of the stream, to be handed on.
+        sample: of the values behind them, as many bytes as each member reads, and drops.
     """
-    parts: tuple[list[int], list[int]] = ([], [])
-    wanted = (_TRIAL_BUCKETS * bucket_bytes, 2 * _TRIAL_BUCKETS * bucket_bytes)
-    total = taken = 0
-    for value in values:
-        total += lengths[value]
-        if taken < wanted[1]:
-            parts[taken >= wanted[0]].append(value)
-            taken += lengths[value]
-    return parts if total >= _TRIAL_SHARE * taken and parts[1] else None
+
+    handed: list[int]
+    sample: list[Piece]
+
+
+def plan_trial(
+    values: Sequence[int], lengths: Sequence[int], members: int, stripe_bytes: int
+) -> Trial | None:
+    """The trial of a stream; None where it is too short for one to pay."""
+    total = sum(lengths[v] for v in values)
+    least, most = _SAMPLE_BYTES
+    size = min(most, int(_SAMPLE_SHARE * total) // members) // _BLOCK * _BLOCK
+    wanted = _TRIAL_BUCKETS * members * stripe_bytes
+    count = taken = 0
+    while count < len(values) and taken < wanted:
+        taken += lengths[values[count]]
+        count += 1
+    if size < least or taken * _TRIAL_SHARE > total:
+        return None
+    sample: list[Piece] = []
+    for value in values[count:]:
+        stop = min(lengths[value], size)
+        sample += [
+            Piece(value, start, min(start + _SAMPLE_PIECE, stop), 0, 0)
+            for start in range(0, stop, _SAMPLE_PIECE)
+        ]
+        size -= stop
+        if size <= 0:
+            break
+    return Trial(list(values[:count]), sample)
 
 
 def stripe_bytes_of(total_bytes: int, members: int, budget_bytes: int) -> int:
-    """The stripe, header included, that brings a stream in equal buckets within the budget."""
-    most = budget_bytes // (_STRIPES_HELD * (members + 1))
-    most = max(_STRIPE_UNIT, min(most, _MOST_STRIPE_BYTES) // _STRIPE_UNIT * _STRIPE_UNIT)
-    room = most - HEADER_BYTES
-    count = max(1, -(-total_bytes // (members * room)))
-    stripe = -(-total_bytes // (members * count)) + HEADER_BYTES
-    return -(-stripe // _STRIPE_UNIT) * _STRIPE_UNIT
+    """The stripe, header included, that brings a stream in equal buckets within the budget.
+
+    One of few sizes, since each is compiled.
+    """
+    most = _size(budget_bytes // (_STRIPES_HELD * (members + 1)), down=True)
+    most = max(_STRIPE_UNIT, min(most, _MOST_STRIPE_BYTES))
+    count = max(1, -(-total_bytes // (members * (most - HEADER_BYTES))))
+    return min(most, _size(-(-total_bytes // (members * count)) + HEADER_BYTES))
+
+
+def _size(nbytes: int, *, down: bool = False) -> int:
+    """The next size above, or below: multiples of an eighth of the power of two below it."""
+    step = max(_STRIPE_UNIT, 1 << max(0, nbytes.bit_length() - 4))
+    return nbytes // step * step if down else -(-nbytes // step) * step
 
 
 def _plan_stream(
@@ -129,6 +163,10 @@ def _plan_stream(
     pieces: list[Piece] = []
     ends = [HEADER_BYTES] * len(group)
     run = (stripe - HEADER_BYTES) // 4
+    total = sum(_room(lengths[v]) for v in values)
+    count = max(1, -(-total // (len(group) * (stripe - HEADER_BYTES))))
+    share = -(-total // (len(group) * count * _BLOCK)) * _BLOCK
+    level = min(stripe, HEADER_BYTES + max(share, _LEAST_PIECE))  # how full cut values make stripes
     member = until = 0  # who reads on, and up to where in its stripe
 
     def close() -> None:
@@ -147,7 +185,7 @@ def _plan_stream(
                 member = ends.index(min(ends))
                 until = ends[member] + run
             offset = -(-ends[member] // align) * align
-            room = stripe - offset
+            room = (level if cut else stripe) - offset
             size = length - start
             if room < (min(_room(size), _LEAST_PIECE) if cut else _room(size)):
                 close()
@@ -164,7 +202,7 @@ def _plan_stream(
 
 
 def _align(length: int) -> int:
-    return _BLOCK if length >= _ALIGN_LARGE_FROM else _SMALL_ALIGN
+    return _BLOCK if length >= ALIGN_LARGE_FROM else _SMALL_ALIGN
 
 
 def _room(length: int) -> int:

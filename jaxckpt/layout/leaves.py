@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,7 @@ from jaxckpt.layout.flatten import EmptyNode, Path, path_text
 from jaxckpt.layout.partition import Partition, host_partition
 from jaxckpt.layout.shardings import partition_of
 
+_SHOWN = 160
 _MAX_INT_BITS = 13_000  # under 4,000 decimal digits
 _VALUE_KINDS: dict[type, LeafKind] = {
     bool: "bool",
@@ -173,6 +176,14 @@ def sharding_text(sharding: jax.sharding.Sharding) -> str | None:
         device = next(iter(sharding.device_set))
         return json.dumps({"sharding_type": "SingleDeviceSharding", "device_str": str(device)})
     return None
+
+
+@functools.lru_cache(maxsize=1024)
+def short_text(text: str) -> str:
+    """A long text of a sharding as its beginning and a digest: it is compared, and shown."""
+    if len(text) <= _SHOWN:
+        return text
+    return f"{text[:_SHOWN]}… #{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 _named_cache: dict[Any, str | None] = {}

@@ -14,8 +14,8 @@ from jaxckpt.layout.gather_plan import (
     Bucket,
     plan_gather,
     plan_stripes,
+    plan_trial,
     stripe_bytes_of,
-    trial_parts,
 )
 
 LENGTHS = st.lists(
@@ -90,23 +90,43 @@ def test_members_read_the_same_amount(members: int, lengths: list[int]) -> None:
 @given(st.integers(1, 1 << 34), st.integers(2, 1024), st.sampled_from([1 << 20, 128 << 20]))
 def test_stripes_stay_in_the_budget(total: int, members: int, budget: int) -> None:
     stripe = stripe_bytes_of(total, members, budget)
-    assert stripe % (64 << 10) == 0
+    assert stripe % (32 << 10) == 0
     assert stripe <= 4 << 20
-    smallest = 64 << 10
+    smallest = 32 << 10
     assert 3 * (members + 1) * stripe <= max(budget, 3 * (members + 1) * smallest)
     assert math.prod((members, stripe - HEADER_BYTES)) >= min(
         total, members * (stripe - HEADER_BYTES)
     )
 
 
-def test_a_trial_takes_whole_values_and_only_where_the_stream_is_long() -> None:
-    lengths = [1 << 20] * 100
-    parts = trial_parts(range(100), lengths, 4 << 20)
-    assert parts is not None
-    assert parts[0] == list(range(8))
-    assert parts[1] == list(range(8, 16))
-    assert trial_parts(range(90), lengths[:90], 4 << 20) is None
-    assert trial_parts([0], [1 << 40], 4 << 20) is None
+@pytest.mark.parametrize("size", [1 << 20, (64 << 20) + 4, 5_000_004])
+@pytest.mark.parametrize("members", [2, 4, 64])
+def test_a_trial_is_small_beside_its_stream(size: int, members: int) -> None:
+    for total in (100 << 20, 1 << 30, 20 << 30):
+        count = max(1, total // size)
+        lengths = [size] * count
+        stripe = stripe_bytes_of(size * count, members, 128 << 20)
+        trial = plan_trial(range(count), lengths, members, stripe)
+        if trial is None:
+            assert total < 900 << 20 or members == 64
+            continue
+        assert trial.handed == list(range(len(trial.handed)))
+        assert 6 * sum(lengths[v] for v in trial.handed) <= size * count
+        read = sum(p.stop - p.start for p in trial.sample)
+        assert 4 << 20 <= read <= 16 << 20
+        assert read * members <= 0.031 * size * count
+        assert {p.value for p in trial.sample}.isdisjoint(trial.handed)
+
+
+def test_a_short_stream_has_no_trial() -> None:
+    assert plan_trial(range(90), [1 << 20] * 90, 4, 4 << 20) is None
+    assert plan_trial([0], [1 << 40], 4, 4 << 20) is None
+
+
+def test_stripes_have_few_sizes() -> None:
+    """Each is compiled."""
+    sizes = {stripe_bytes_of(total, 4, 128 << 20) for total in range(1 << 20, 1 << 30, 999_983)}
+    assert len(sizes) < 60
 
 
 def test_the_end_of_a_value_may_be_less_than_a_block() -> None:
