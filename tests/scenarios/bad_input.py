@@ -95,6 +95,8 @@ def different_saves(directory: str) -> Any:
                 checkpointer.wait()
 
             found[name] = attempt(save)
+        items = {"position": int(odd())}
+        found["items"] = attempt(lambda: checkpointer.save(2, good, items=items))
         found["step"] = attempt(lambda: checkpointer.save(3 if odd() else 2, good))
         found["a step that is there"] = attempt(lambda: checkpointer.save(1, good))
         found["save and restore"] = attempt(
@@ -117,7 +119,9 @@ def different_saves(directory: str) -> Any:
     found["nothing to restore for one"] = attempt(
         lambda: jaxckpt.restore(f"{directory}/{5 if odd() else 1}", good)
     )
-    found["items"] = listing(directory)
+    unsummed = jaxckpt.Options(checksum=not odd())
+    found["options"] = attempt(lambda: jaxckpt.save(f"{directory}-d", good, options=unsummed))
+    found["names"] = listing(directory)
     return found
 
 

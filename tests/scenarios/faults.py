@@ -70,7 +70,7 @@ def after(owner: Any, name: str, act: Callable[[], None]) -> None:
 
 IN_SAVE: dict[str, Callable[[Callable[[], None]], None]] = {
     "planning": lambda act: before(step_save, "plan_state", act),
-    "agreed": lambda act: after(step_save, "agree_on_place", act),
+    "agreed": lambda act: after(step_save, "agree", act),
     "copying": lambda act: before(DataFiles, "put", act, 2),
     "writing": lambda act: after(LocalWriter, "write_at", act),
     "synced": lambda act: after(DataFiles, "sync", act),
