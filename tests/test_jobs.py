@@ -87,9 +87,8 @@ def test_every_bit_comes_back_on_another_mesh(
     run_job("round_trips.grid", processes, directory=tmp_path, cases=cases)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_casts_parts_and_no_target_in_a_job(tmp_path: Path, processes: int) -> None:
-    run_job("round_trips.lenient", processes, directory=tmp_path)
+def test_casts_parts_and_no_target_in_a_job(tmp_path: Path) -> None:
+    run_job("round_trips.lenient", 2, directory=tmp_path)
 
 
 def test_what_four_processes_saved_opens_in_two_and_in_one(tmp_path: Path) -> None:

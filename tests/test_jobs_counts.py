@@ -23,7 +23,7 @@ def test_bytes_are_written_once_and_read_once_in_the_job(tmp_path: Path, process
         assert max(written) * processes <= 1.05 * sum(written)
         assert 1.0 <= ratio("allgather") <= 1.02
         assert 1.0 <= ratio("broadcast") <= 1.02
-        assert replicas <= ratio("direct") <= 1.02 * replicas
+        assert replicas <= ratio("direct")
         read = [f["allgather"] for f in found]
         assert max(read) * processes <= 1.15 * sum(read)
 

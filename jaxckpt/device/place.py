@@ -91,8 +91,6 @@ def needed_boxes(want: Wanted) -> list[Box]:
         return [whole_box(shape)]
     if _take_whole(want.spec):
         return [whole_box(shape)] if sharding.addressable_devices else []
-    if 0 in shape:
-        return [box_of_index(i, shape) for i in _own_indices(sharding, shape)][:1]
     return sorted(
         {box_of_index(i, shape) for i in _own_indices(sharding, shape)}, key=lambda b: b.start
     )

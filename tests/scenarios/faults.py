@@ -70,7 +70,7 @@ def after(owner: Any, name: str, act: Callable[[], None]) -> None:
 
 IN_SAVE: dict[str, Callable[[Callable[[], None]], None]] = {
     "planning": lambda act: before(step_save, "plan_state", act),
-    "agreed": lambda act: after(step_save, "agree_on_place", act),
+    "agreed": lambda act: after(step_save, "agree", act),
     "copying": lambda act: before(DataFiles, "put", act, 2),
     "writing": lambda act: after(LocalWriter, "write_at", act),
     "synced": lambda act: after(DataFiles, "sync", act),
@@ -150,16 +150,16 @@ def slow(directory: str) -> Any:
     with jaxckpt.Checkpointer(directory) as checkpointer:
         for step, phase in enumerate(("copying", "writing"), 1):
             if own:
-                IN_SAVE[phase](lambda: time.sleep(2))
+                IN_SAVE[phase](lambda: time.sleep(1.2))
             checkpointer.save(step, state(step))
             checkpointer.wait()
             assert checkpointer.latest_step() == step
-    for name, secs in (("patient", 20.0), ("impatient", 0.7)):
+    for name, secs in (("patient", 20.0), ("impatient", 0.5)):
         out[name] = {}
         options = jaxckpt.Options(complete="allgather", barrier_secs=secs)
         with jaxckpt.Checkpointer(directory, options=options) as checkpointer:
             if own:
-                IN_RESTORE["before the barrier"](lambda: time.sleep(2.5))
+                IN_RESTORE["before the barrier"](lambda: time.sleep(1.8))
             start = time.monotonic()
             with raised(out[name]):
                 assert_arrays(2, checkpointer.restore(replicated()))

@@ -85,7 +85,7 @@ def lenient(directory: str) -> None:
         found = checkpointer.restore(part, cast=True, allow_missing=True, allow_extra=True)
         assert sorted(found) == ["b", "new"]
         assert found["new"] == 5
-        assert checkpointer.restore_item("data") == {"position": [1, 2]}
+        assert checkpointer.restore_item("data", 1) == {"position": [1, 2]}
 
     # Every process may have it on a device of its own.
     own = SingleDeviceSharding(jax.local_devices()[0])
