@@ -26,8 +26,8 @@ _MOST_STRIPE_BYTES = 4 << 20
 _TRIAL_BUCKETS = 2
 _TRIAL_SHARE = 6  # what a trial hands on is at most this part of a stream
 _SAMPLE_SHARE = 0.03  # what it reads for nothing, by all members together
-_SAMPLE_BYTES = (4 << 20, 16 << 20)
-_SAMPLE_PIECE = 1 << 20
+_SAMPLE_BYTES = (2 << 20, 16 << 20)
+_SAMPLE_PIECE = 512 << 10
 _STRIPES_HELD = 3  # being read, being gathered, being taken apart
 
 Group = tuple[int, ...]
