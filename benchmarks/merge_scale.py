@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import crc32c
 import numpy as np
 
 from benchmarks.trillion import DEVICES_PER_PROCESS, STATES, mesh_of
@@ -193,7 +192,7 @@ def _written(plan: SavePlan, specs: list[LeafSpec], processes: int) -> tuple[Fil
             records[f"{home}/{data_file(number)}"] = FileRecord(end)
             files.sizes[join(ITEM, home, data_file(number))] = end
         for name, data in ((INDEX_FILE, blob), (MANIFEST_NAME, manifest)):
-            records[f"{home}/{name}"] = FileRecord(len(data), crc32c.crc32c(data))
+            records[f"{home}/{name}"] = FileRecord.of(data)
             files.small[join(ITEM, home, name)] = data
         crcs = np.random.default_rng(process).integers(
             0, 1 << 32, int((plan.owners == process).sum()), np.uint32

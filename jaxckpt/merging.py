@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,7 +38,7 @@ class Announcement:
     """What a process says of its database.
 
     Attributes:
-        files: by path relative to the item; index and manifest with their crc32c.
+        files: by path relative to the item; index and manifest with their CRC-32.
         keys: how many there are in its index.
         crcs: crc32c of each of its chunks, in the order of the plan.
     """
@@ -115,7 +114,7 @@ def write_root(
     store.make_dir(join(item, orbaxmeta.ARRAYS_DIR))
     for name, data in extra.items():
         write_file(store, join(item, name), data)
-        records[name] = FileRecord(len(data), crc32c.crc32c(data))
+        records[name] = FileRecord.of(data)
     store.sync_dir(join(item, orbaxmeta.ARRAYS_DIR))
     whole = Sidecar(
         sidecar.tree,
@@ -153,7 +152,7 @@ def _read_back(world: World, home: str, name: str, announced: Announcement) -> t
 
 def _same(data: bytes, announced: Announcement, home: str, name: str) -> None:
     record = announced.files[f"{home}/{name}"]
-    if record != FileRecord(len(data), crc32c.crc32c(data)):
+    if record != FileRecord.of(data):
         raise FormatError(f"{home}/{name} is not what its process announced")
 
 
@@ -197,5 +196,5 @@ def _write_merged(
     store.sync_dir(join(item, "d"))
     if read_file(store, path, MAX_INDEX_BYTES) != blob:
         raise DamagedCheckpointError(path, "read back, it is not what was written")
-    records[INDEX_FILE] = FileRecord(len(blob), crc32c.crc32c(blob))
+    records[INDEX_FILE] = FileRecord.of(blob)
     return root

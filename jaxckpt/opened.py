@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-import crc32c
 import numpy as np
 
 from jaxckpt._calm import calm
@@ -15,7 +14,7 @@ from jaxckpt.format.frame import FormatError
 from jaxckpt.format.index import Index, read_tree
 from jaxckpt.format.limits import MAX_NODE_BYTES, MAX_SIDECAR_BYTES
 from jaxckpt.format.manifest import MANIFEST_NAME, decode_manifest
-from jaxckpt.format.sidecar import SIDECAR_NAME, Sidecar, chunk_count, decode_sidecar
+from jaxckpt.format.sidecar import SIDECAR_NAME, FileRecord, Sidecar, chunk_count, decode_sidecar
 from jaxckpt.io.spans import read_span
 from jaxckpt.io.store import Store, join, read_file
 
@@ -86,7 +85,7 @@ def open_item(store: Store, path: str) -> OpenedItem:
     try:
         data = read_file(store, name, MAX_NODE_BYTES, path)
         record = sidecar.files.get(MANIFEST_NAME)
-        if record is None or record.crc != crc32c.crc32c(data):
+        if record != FileRecord.of(data):
             raise FormatError(f"{name} is not the one that the sidecar names")
         index = read_tree(decode_manifest(data, name), lambda span: read_span(store, path, span))
         _check_spans(index, sidecar)

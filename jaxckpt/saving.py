@@ -109,7 +109,7 @@ class StagedItem:
         world.store.sync_dir(home)
         own = {f"{process}/{name}": FileRecord(size) for name, size in sizes.items()}
         for name, data in ((INDEX_FILE, blob), (MANIFEST_NAME, manifest)):
-            own[f"{process}/{name}"] = FileRecord(len(data), crc32c.crc32c(data))
+            own[f"{process}/{name}"] = FileRecord.of(data)
         crcs = self._crcs[self._state.plan.owners == self._process]
         return Announcement(own, len(self._entries), crcs)
 

@@ -418,3 +418,14 @@ def test_opening_runs_no_code_and_imports_nothing_by_name() -> None:
 def test_a_mesh_is_not_needed_to_look_at_numpy(mesh: Mesh, saved: Path) -> None:
     del mesh
     assert jaxckpt.restore(saved)["big"].shape == (256, 256)
+
+
+def test_another_manifest_of_the_same_length_is_refused(tmp_path: Path) -> None:
+    """It ends with its own CRC-32C, so a CRC-32C of all of it would be the same."""
+    for name in ("a", "b"):
+        jaxckpt.save(tmp_path / name, {"x": np.arange(10_000) + len(name)})
+    one, other = (tmp_path / name / "manifest.ocdbt" for name in ("a", "b"))
+    assert len(one.read_bytes()) == len(other.read_bytes())
+    one.write_bytes(other.read_bytes())
+    with pytest.raises(jaxckpt.DamagedCheckpointError, match="not the one that the sidecar names"):
+        jaxckpt.restore(tmp_path / "a")

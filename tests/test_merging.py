@@ -89,7 +89,7 @@ class Hosts:
         for name, data in ((INDEX_FILE, blob), (MANIFEST_NAME, manifest)):
             write_file(self.store, join(home, name), data)
             path = f"{process_dir(process)}/{name}"
-            files[path] = FileRecord(len(data), crc32c.crc32c(data))
+            files[path] = FileRecord.of(data)
         own = Announcement(files, max(1, len(entries)), np.array(crcs, np.uint32))
         return decode_announcement(own.encode())
 

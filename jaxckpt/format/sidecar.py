@@ -11,6 +11,7 @@ import base64
 import json
 import math
 import re
+import zlib
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -42,10 +43,19 @@ _VALUE_PATTERNS = {
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """Size in bytes of a file, and its crc32c where the file has no checksum of its own."""
+    """Size in bytes of a file, and where it is small the CRC-32 of all of it.
+
+    Not CRC-32C: indexes and manifests end with their own, and the CRC-32C of such a file depends on
+    its length alone.
+    """
 
     size: int
     crc: int | None = None
+
+    @staticmethod
+    def of(data: bytes) -> FileRecord:
+        """The record of a small file."""
+        return FileRecord(len(data), zlib.crc32(data))
 
 
 @dataclass(frozen=True, slots=True)
