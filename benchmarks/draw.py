@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -24,19 +24,26 @@ OURS_GREEN, PLAIN_GREEN, LIMIT_GREY, PEER_GREY, INK = (
 _COLOURS = {OURS: OURS_GREEN, OURS_PLAIN: PLAIN_GREEN, **dict.fromkeys(LIMITS, LIMIT_GREY)}
 
 
-def draw(results: Results, path: str) -> bool:
-    """Writes the picture; False where nothing was timed."""
-    panels = _panels(results)
-    if not panels:
-        return False
+def write_panels(panels: Sequence[Callable[[Axes], None]], path: str, height: float) -> None:
+    """Draws panels side by side into a file; ``height`` in inches."""
     mpl.use("Agg")
     with plt.rc_context({"font.size": 9, "text.color": INK, "axes.edgecolor": PEER_GREY}):
-        figure, axes = plt.subplots(1, len(panels), figsize=(5.2 * len(panels), 4.2), squeeze=False)
+        figure, axes = plt.subplots(
+            1, len(panels), figsize=(5.2 * len(panels), height), squeeze=False
+        )
         for axis, panel in zip(axes[0], panels, strict=True):
             panel(axis)
         figure.tight_layout()
         figure.savefig(path, dpi=150)
         plt.close(figure)
+
+
+def draw(results: Results, path: str) -> bool:
+    """Writes the picture; False where nothing was timed."""
+    panels = _panels(results)
+    if not panels:
+        return False
+    write_panels(panels, path, height=4.2)
     return True
 
 

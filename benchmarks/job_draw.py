@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from benchmarks.cases import RESTORE
-from benchmarks.draw import INK, LIMIT_GREY, OURS_GREEN, PEER_GREY, PLAIN_GREEN, finish
+from benchmarks.draw import (
+    INK,
+    LIMIT_GREY,
+    OURS_GREEN,
+    PEER_GREY,
+    PLAIN_GREEN,
+    finish,
+    write_panels,
+)
 from benchmarks.job_cases import (
     ALLGATHER,
     AUTO,
@@ -48,14 +54,7 @@ def draw(results: JobResults, path: str) -> bool:
     ]
     if not panels:
         return False
-    mpl.use("Agg")
-    with plt.rc_context({"font.size": 9, "text.color": INK, "axes.edgecolor": PEER_GREY}):
-        figure, axes = plt.subplots(1, len(panels), figsize=(5.2 * len(panels), 4.0), squeeze=False)
-        for axis, panel in zip(axes[0], panels, strict=True):
-            panel(axis)
-        figure.tight_layout()
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+    write_panels(panels, path, height=4.0)
     return True
 
 
