@@ -49,6 +49,10 @@ class Checkpointer:
     state is copied out and is finished in the background; one save is under way at a time. Call
     `close` at the end, or use it as a context manager. Not for several threads at once.
 
+    In a job of several processes every process makes one on the same shared directory, which blocks
+    until all have, and all call `save`, `restore` and `restore_or` in the same order. `steps`,
+    `latest_step`, `restore_item`, `wait` and `close` talk to nobody.
+
     Args:
         directory: of the run; made if it is not there.
         save_every: `save` does something at multiples of this step number only.
@@ -60,6 +64,7 @@ class Checkpointer:
         InvalidOptionsError: an argument can not be used.
         NotACheckpointError: the directory is a file.
         StorageError: it can not be made or listed.
+        NotSharedError, PeerFailedError, PeerMissingError: in a job of several processes.
     """
 
     def __init__(
@@ -153,6 +158,9 @@ class Checkpointer:
         Raises:
             StepExistsError: the step is there and ``force`` is False.
             UnsupportedLeafError: a leaf can not be saved; nothing was written.
+            ProcessesDisagreeError, PeerFailedError, PeerMissingError: in a job of several
+                processes, on all of them; nothing was written. What goes wrong later is raised by
+                the next `save` or `wait`, on all of them.
             JaxckptError: also whatever went wrong with the save before.
         """
         self._refuse_if_closed()
@@ -219,6 +227,9 @@ class Checkpointer:
 
     def restore_or(self, state: Any) -> tuple[Any, int]:
         """The newest good step and its number, or the state given and 0 where there is no step.
+
+        Every process must call it, and all get the same step: the primary looks which there are,
+        and one that any process finds damaged is passed over by all.
 
         A damaged step is passed over with a `DamagedStepWarning`. If there are steps and none
         can be read, that is an error and not a beginning from 0.

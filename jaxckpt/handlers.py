@@ -42,7 +42,8 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
     the steps with ``ocp.args.StandardRestore``. It restores steps that orbax's own handlers wrote.
 
     Orbax does not sync the step directory that it commits; a step survives a crash of the
-    process, but `jaxckpt.Checkpointer` is what survives loss of power.
+    process, but `jaxckpt.Checkpointer` is what survives loss of power. In a job of several
+    processes every process makes one, as orbax asks of its own.
 
     Args:
         options: see `Options`.

@@ -160,6 +160,9 @@ def restore(
 ) -> Any:
     """Restores a pytree that jaxckpt or plain orbax saved; blocks until it is on the devices.
 
+    Every process of the job must call it with like targets. What several processes need is read
+    once and handed on, see ``Options.complete``.
+
     Args:
         path: the directory of the state, or of a step that holds one.
         target: a tree of arrays or ``jax.ShapeDtypeStruct`` with shardings, which says where each
@@ -175,6 +178,8 @@ def restore(
         TreeMismatchError: the target does not fit; all places are listed, nothing was read.
         DamagedCheckpointError: bytes are not those that were written; none are returned.
         FormatVersionError: it was written by a newer jaxckpt.
+        ProcessesDisagreeError, PeerFailedError, PeerMissingError, NotSharedError,
+            CollectiveFailedError: in a job of several processes.
     """
     options = checked_options(options)
     world = local_world(default_coordinator(), require_direct=options.direct_io == "on")
