@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,10 @@ def jaxckpt(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_the_demo_is_killed_resumes_and_ends_with_the_same_bits(tmp_path: Path) -> None:
     done = jaxckpt("demo", "--steps", "40", "--save-every", "10", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("step 25", "step 20, the newest", "equal to the uninterrupted run, to the bit"):
+    for words in ("step 25", "equal to the uninterrupted run, to the bit"):
         assert words in done.stdout
+    # The save of step 20 may still be on its way to a slow disk when the process is killed.
+    assert re.search("step [12]0, the newest", done.stdout), done.stdout
     assert "killed at step 25" in done.stderr
     run = tmp_path / "runs/digits/interrupted"
     assert sorted(p.name for p in run.iterdir()) == ["20", "30", "40"]
