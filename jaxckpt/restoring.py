@@ -149,10 +149,11 @@ def _pending(
             continue
         assert want.spec is not None
         try:
-            boxes, needing = needed_boxes(want), needing_processes(want, processes)
+            boxes = needed_boxes(want)
         except (ValueError, NotImplementedError, AttributeError) as error:
             problems.append(f"{want.spec.name}: its sharding does not fit: {error}")
             continue
+        needing = needing_processes(want, processes)
         arrays.append(_Pending(i, numbers[want.spec.path], want, boxes, needing))
     if problems:
         raise TreeMismatchError(path, problems)

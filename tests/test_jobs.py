@@ -120,3 +120,11 @@ def test_what_one_process_saved_opens_in_four(tmp_path: Path) -> None:
         specs=[[], ["x"]],
         complete=["allgather", "direct", "broadcast"],
     )
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_auto_tries_both_ways_and_goes_either(tmp_path: Path, processes: int) -> None:
+    taken = run_job("round_trips.trial", processes, directory=tmp_path)
+    assert taken[0][:2] == ["direct", "allgather"]  # the primary chooses for all
+    assert taken[0][2] in ("direct", "allgather")
+    assert all(others == [] for others in taken[1:])

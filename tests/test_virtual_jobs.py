@@ -154,6 +154,36 @@ def test_a_death_at_any_call_of_a_process_leaves_the_old_step_or_the_new_one(
         assert check(inner.kill(), {1: 1, 2: 2}) in (1, 2)
 
 
+@pytest.mark.parametrize("process", [0, 1])
+def test_every_sync_of_a_process_is_needed(process: int) -> None:
+    """Each sync in turn is forgotten, then power is lost after the save was acknowledged."""
+    probe = [FaultyStore(MemoryStore())]
+    probe.append(FaultyStore(probe[0]._inner))
+    job(list(probe), save(1, 1))
+    syncs = [
+        (i, path)
+        for i, (kind, path) in enumerate(probe[process].calls, 1)
+        if kind in ("sync", "sync_dir")
+    ]
+    assert len(syncs) >= 5
+    for number, path in [(0, ""), *syncs]:
+        inner = MemoryStore()
+        stores: list[Any] = [FaultyStore(inner), FaultyStore(inner)]
+        stores[process] = FaultyStore(inner, skip=frozenset({number}))
+        assert job(stores, save(1, 1)) == [[1]] * 2
+        assert survives(inner.crash()) == (number == 0), f"without {number}, {path}"
+
+
+def survives(store: Store) -> bool:
+    """Whether step 1 is there, whole down to the databases that only other readers use."""
+    try:
+        with Checkpointer(RUN, options=OPTIONS, world=world_of(store)) as ckpt:
+            found = ckpt.restore(dict(state_of(1)), step=1) if ckpt.steps() == [1] else None
+    except JaxckptError:
+        return False
+    return found is not None and all(np.array_equal(found[k], v) for k, v in state_of(1).items())
+
+
 def disagree(change: Any) -> list[Any]:
     inner = MemoryStore()
 

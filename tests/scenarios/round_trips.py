@@ -12,6 +12,8 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxckpt
+from jaxckpt import sharing
+from jaxckpt.layout import gather_plan
 from scenarios.state import (
     assert_bits,
     assert_state,
@@ -96,3 +98,29 @@ def lenient(directory: str) -> None:
     )
     assert_bits(alone["a"], numbers, "own device")
     assert alone["a"].sharding == own
+
+
+def trial(directory: str) -> list[str]:
+    """`auto` with a trial, on a state that is small for one; it goes both ways."""
+    whole, parts = [
+        NamedSharding(mesh_of([2, jax.device_count() // 2], "ab"), spec) for spec in (P(), P("b"))
+    ]
+    rng = np.random.default_rng(0)
+    values = {f"w{i}": rng.integers(0, 256, (64, 4096), np.uint8) for i in range(40)}
+    state = {n: place(v, parts if int(n[1:]) % 2 else whole) for n, v in values.items()}
+    jaxckpt.save(f"{directory}/c", state)
+    gather_plan._SAMPLE_BYTES = (4096, 64 << 10)
+    real, taken = sharing.choose, list[str]()
+    for way in ("direct", "allgather", None):
+
+        def choose(rates: Any, way: str | None = way) -> Any:
+            taken.append(way or real(rates))
+            assert sum(rate is not None for rate in rates) >= 2
+            return taken[-1]
+
+        sharing.choose = choose
+        options = jaxckpt.Options(gather_bytes=1 << 20)
+        found = jaxckpt.restore(f"{directory}/c", state, options=options)
+        for name, value in values.items():
+            assert_bits(found[name], value, f"{way} {name}")
+    return taken
