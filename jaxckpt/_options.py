@@ -18,6 +18,8 @@ class Options:
         chunk_bytes: the largest chunk, where the divisors of a shard's shape allow it.
         data_file_bytes: a data file is closed once it holds this many bytes.
         memory_budget_bytes: the most host memory that saves may hold beyond the state itself.
+        in_flight: how many snapshots of the state may be in host memory at once, within the budget:
+            one that is written and others that wait. With 1 a save waits for the one before.
         writer_threads: threads that write. One, in order, is the fastest on a local disk;
             parallel file systems gain from more.
         checksum: store and check a crc32c for each chunk. Off only to see what it costs.
@@ -39,6 +41,7 @@ class Options:
     chunk_bytes: int = 64 * MIB
     data_file_bytes: int = 4 * GIB
     memory_budget_bytes: int = 1 * GIB
+    in_flight: int = 2
     writer_threads: int = 1
     checksum: bool = True
     compression: Literal["zstd"] | None = None
@@ -52,6 +55,7 @@ class Options:
         _check_int("chunk_bytes", self.chunk_bytes, 4 * KIB, 4 * GIB)
         _check_int("data_file_bytes", self.data_file_bytes, 1 * MIB, 1 << 40)
         _check_int("memory_budget_bytes", self.memory_budget_bytes, 16 * MIB, 1 << 44)
+        _check_int("in_flight", self.in_flight, 1, 64)
         _check_int("writer_threads", self.writer_threads, 1, 64)
         _check_int("gather_bytes", self.gather_bytes, 1 * MIB, 1 << 40)
         for name in ("checksum", "check_gathered"):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxckpt.errors import NotSharedError, ProcessesDisagreeError, StorageError
-from jaxckpt.io.coordinator import Operation
+from jaxckpt.io.coordinator import WAIT_SECS, Operation
 from jaxckpt.io.store import Store, parent_of
 
 _MOST_TOLD_BYTES = 64 << 20
@@ -47,8 +47,10 @@ def check_shared(store: Store, operation: Operation, place: str) -> None:
             )
 
 
-def agree(operation: Operation, own: Fingerprint, place: str = "") -> str:
-    """Blocks until all processes have the same plan; returns the primary's ``place``.
+def agree(
+    operation: Operation, own: Fingerprint, word: str = "", timeout_secs: float = WAIT_SECS
+) -> str:
+    """Blocks until all processes have the same plan; returns the primary's ``word``.
 
     Every process must call it.
 
@@ -56,17 +58,19 @@ def agree(operation: Operation, own: Fingerprint, place: str = "") -> str:
         ProcessesDisagreeError: names the first leaf that differs, and how.
     """
     if operation.alone:
-        return place
+        return word
 
     def compare(told: list[bytes]) -> bytes:
         same = all(word == told[0] for word in told)
-        return json.dumps([same, place]).encode()
+        return json.dumps([same, word]).encode()
 
     def refuse(told: list[bytes]) -> bytes:
         trees = [json.loads(zlib.decompress(tree)) for tree in told]
         raise ProcessesDisagreeError(operation.what, _difference(trees))
 
-    same, shared = json.loads(operation.meet("the same everywhere", own.digest.encode(), compare))
+    digest = own.digest.encode()
+    answer = operation.meet("the same everywhere", digest, compare, timeout_secs)
+    same, shared = json.loads(answer)
     if not same:
         told = zlib.compress(json.dumps(own.leaves).encode())
         if len(told) > _MOST_TOLD_BYTES:

@@ -8,7 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ from jaxckpt.errors import (
 from jaxckpt.format import orbaxmeta, strictjson
 from jaxckpt.format.limits import MAX_JSON_BYTES
 from jaxckpt.format.names import MAX_STEP
+from jaxckpt.in_flight import InFlight
 from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
@@ -35,10 +36,10 @@ from jaxckpt.io.store import join, make_dirs, parent_of, read_file
 from jaxckpt.io.world import World, local_world
 from jaxckpt.items import is_item_name
 from jaxckpt.places import agree_on_steps, checked_path, find_item, scan_steps
+from jaxckpt.replanning import Planner
 from jaxckpt.restoring import Leniency, open_any, restore_tree
-from jaxckpt.step_save import StepRequest, StepSave
-
-_COMMIT_THREADS = "jaxckpt-commit"
+from jaxckpt.retention import Retention
+from jaxckpt.step_save import THREAD_NAME, StepRequest, StepSave, Tools
 
 
 class Checkpointer:
@@ -81,17 +82,25 @@ class Checkpointer:
             _check_count("keep_last", keep_last)
         self.options = checked_options(options)
         self.directory = checked_path(directory)
-        self._save_every, self._keep_last = save_every, keep_last
+        self._save_every = save_every
         direct = self.options.direct_io == "on"
         self._world = world or local_world(default_coordinator(), require_direct=direct)
         self._prepare_directory()
         self._pool = HostPool(self.options.memory_budget_bytes)
         self._engine = Engine(self.options.writer_threads)
-        self._background = ThreadPoolExecutor(1, _COMMIT_THREADS)
-        self._under_way: list[Future[None]] = []  # at most one; shared with the finalizer
-        # Runs at the latest when the interpreter ends, after the save under way.
+        self._tools = Tools(
+            self._world,
+            self.options,
+            self._engine,
+            self._pool,
+            Planner(self.options, self._world.coordinator.processes),
+            InFlight(self.options.in_flight, self._pool),
+            Retention(self._world.store, self.directory, keep_last),
+        )
+        self._saves: list[StepSave] = []  # in flight, or failed; shared with the finalizer
+        # Runs at the latest when the interpreter ends, after the saves in flight.
         self._finalizer = weakref.finalize(
-            self, _shut_down, self.directory, self._background, self._engine, self._under_way
+            self, _shut_down, self.directory, self._engine, self._saves
         )
 
     def _prepare_directory(self) -> None:
@@ -137,6 +146,7 @@ class Checkpointer:
         force: bool = False,
         *,
         items: Mapping[str, Any] | None = None,
+        lazy: bool = False,
     ) -> bool:
         """Saves a step if it is due.
 
@@ -167,26 +177,58 @@ class Checkpointer:
         step = _checked_step(step)
         if not force and not policy.is_due(step, self._save_every):
             return False
-        self.wait()
-        request = StepRequest(self.directory, step, items, force, self._keep_last)
-        save = StepSave(self._world, self.options, self._engine, self._pool, request, state)
-        self._under_way.append(self._background.submit(save.finish))
+        self.wait_staged()
+        saves = self._saves
+        saves[:] = [s for s in saves if not s.done.done() or s.done.exception() is not None]
+        request = StepRequest(
+            self.directory,
+            step,
+            items,
+            force,
+            lazy,
+            [s.number for s in saves if s.done.done()],
+        )
+        save = StepSave(self._tools, request, state)
+        failed = [s for s in saves if s.number in save.failed]
+        saves.append(save)
+        self._raise_errors(failed, f"step {step} is being saved nevertheless")
         return True
 
+    def staged(self) -> bool:
+        """Whether the state of the last save may be changed and donated."""
+        return not self._saves or self._saves[-1].staged.is_set()
+
+    def wait_staged(self) -> None:
+        """Blocks until the state of the last save may be changed and donated.
+
+        If it was donated before, the next call that raises errors of saves says so.
+        """
+        if self._saves:
+            self._saves[-1].staged.wait()
+
     def wait(self) -> None:
-        """Blocks until the save under way, if any, is durable: it survives loss of power.
+        """Blocks until every save in flight is durable, so that it survives loss of power, or was
+        dropped for a newer one that is.
 
         Raises:
-            JaxckptError: what went wrong with it; older steps are untouched.
+            JaxckptError: what went wrong with one; older steps are untouched.
         """
-        if not self._under_way:
+        wait([save.done for save in self._saves])
+        self._raise_errors(list(self._saves))
+
+    def _raise_errors(self, saves: list[StepSave], note: str = "") -> None:
+        """Raises the first error among saves, each once; waits for them, which have ended or are
+        about to.
+        """
+        errors = [error for save in saves if (error := save.done.exception()) is not None]
+        self._saves[:] = [save for save in self._saves if save not in saves]
+        if not errors:
             return
-        under_way = self._under_way[0]
-        try:
-            under_way.result()
-        finally:
-            if under_way.done():  # an interrupted wait leaves the error for the next one
-                self._under_way.clear()
+        for other in errors[1:]:
+            errors[0].add_note(f"besides, another save failed: {other}")
+        if note:
+            errors[0].add_note(note)
+        raise errors[0]
 
     # -- restoring ---------------------------------------------------------------------------------
 
@@ -348,22 +390,19 @@ class Checkpointer:
             error.add_note(f"besides, the last save failed: {failed}")
 
 
-def _shut_down(
-    directory: str,
-    background: ThreadPoolExecutor,
-    engine: Engine,
-    under_way: list[Future[None]],
-) -> None:
-    # The last reference may be the save's own: then this runs on its thread, which can not wait
+def _shut_down(directory: str, engine: Engine, saves: list[StepSave]) -> None:
+    # The last reference may be a save's own: then this runs on its thread, which can not wait
     # for itself.
-    own = threading.current_thread().name.startswith(_COMMIT_THREADS)
-    background.shutdown(wait=not own)
+    own = threading.current_thread().name
+    for save in saves:
+        if own != f"{THREAD_NAME}-{save.step}":
+            wait([save.done])
     engine.close()
-    for future in under_way:
-        error = future.exception() if future.done() else None
+    for save in saves:
+        error = save.done.exception() if save.done.done() else None
         if error is not None:
             warnings.warn(
-                f"the last save to {directory} failed and nobody waited for it: {error}",
+                f"a save to {directory} failed and nobody waited for it: {error}",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -42,6 +42,22 @@ class UnsupportedLeafError(JaxckptError, TypeError):
         super().__init__(f"leaf '{leaf}' can not be saved: {reason}. {next_step}")
 
 
+class DonatedTooEarlyError(JaxckptError, RuntimeError):
+    """An array was donated or deleted before it was copied; the save was given up.
+
+    Attributes:
+        leaf: the leaf's path as text.
+    """
+
+    def __init__(self, leaf: str) -> None:
+        self.leaf = leaf
+        super().__init__(
+            f"leaf '{leaf}' was donated or deleted before the save had copied it; the save was "
+            "given up, older steps are untouched. After save(..., lazy=True) call wait_staged() "
+            "before a step that donates the state."
+        )
+
+
 class UnsupportedTopologyError(JaxckptError, RuntimeError):
     """The job has a shape (processes, devices) that this version does not handle."""
 

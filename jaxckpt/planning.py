@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -18,10 +19,12 @@ from jaxckpt._types import LeafSpec, Processes
 from jaxckpt.agreeing import Fingerprint
 from jaxckpt.format.tree import TreeNode
 from jaxckpt.format.values import text_value
+from jaxckpt.format.zarr import CRC_BYTES
 from jaxckpt.layout.flatten import flatten
 from jaxckpt.layout.leaves import Described, describe_leaf, short_text
 from jaxckpt.layout.partition import host_partition
 from jaxckpt.layout.save_plan import ArrayLeaf, SavePlan, plan_save
+from jaxckpt.layout.write_plan import WritePlan, plan_writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,20 @@ class SavingLeaf:
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """All that a save does, decided before any byte is written."""
+    """All that a save does, decided before any byte is written.
+
+    Attributes:
+        leaves: hold the arrays of the state; nobody keeps them once they are copied.
+        writes: what this process writes.
+        temporary_bytes: the most memory that copies of single chunks take.
+        nbytes: what all processes write.
+    """
 
     root: TreeNode
     leaves: list[SavingLeaf]
     plan: SavePlan
+    writes: WritePlan
+    temporary_bytes: int
     nbytes: int
 
 
@@ -74,7 +86,46 @@ def plan_state(state: Any, options: Options, processes: Processes) -> StatePlan:
             leaf.sharding,
         )
         leaves.append(SavingLeaf(spec, leaf))
-    return StatePlan(flat.root, leaves, plan, plan.nbytes)
+    writes = plan_writes(
+        plan,
+        processes.index,
+        [leaf.spec.name for leaf in leaves],
+        data_file_bytes=options.data_file_bytes,
+        footer_bytes=CRC_BYTES if options.checksum else 0,
+        compressed=options.compression is not None,
+    )
+    temporary = _temporary_bytes(leaves, writes, compressed=options.compression is not None)
+    return StatePlan(flat.root, leaves, plan, writes, temporary, plan.nbytes)
+
+
+def _temporary_bytes(leaves: list[SavingLeaf], writes: WritePlan, *, compressed: bool) -> int:
+    """What temporary copies of chunks take: one compressed or made contiguous, one padded."""
+    copies = 2 if compressed else 1
+    needed = padded = 0
+    for write in writes.writes:
+        chunk = write.chunk
+        source = leaves[chunk.leaf].described.source
+        whole = chunk.box == chunk.region
+        row_wise = whole or chunk.box.shape[1:] == chunk.region.shape[1:]
+        if compressed or not row_wise or not is_contiguous(source):
+            needed = max(needed, copies * chunk.nbytes)
+        if write.uneven:
+            padded = max(padded, chunk.nbytes)
+    return needed + padded
+
+
+def is_contiguous(source: Any) -> bool:
+    """Whether the elements lie in C order: of numpy arrays; those of devices do or are copied."""
+    return not isinstance(source, np.ndarray) or source.flags.c_contiguous
+
+
+def keep_host_values(state: StatePlan) -> None:
+    """Copies what lies in numpy arrays: the caller may change them before a lazy save copies."""
+    for number, leaf in enumerate(state.leaves):
+        source = leaf.described.source
+        if isinstance(source, np.ndarray):
+            own = dataclasses.replace(leaf.described, source=source.copy())
+            state.leaves[number] = SavingLeaf(leaf.spec, own)
 
 
 def fingerprint(

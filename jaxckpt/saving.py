@@ -1,39 +1,26 @@
 """The line of a save: copy out what `planning.py` planned; then write, sync, index, sidecar.
 
-`stage` returns when the state is copied out; `StagedItem.write` makes the item whole and durable.
-Publishing it under its name is the commit's work (`commit.py`, or orbax's).
+`StagedItem.copy_out` returns when the state is copied out; `StagedItem.write` makes the item whole
+and durable. Publishing it under its name is the commit's work (`commit.py`, or orbax's).
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from typing import Any
-
-import crc32c
-import numpy as np
 
 from jaxckpt._calm import calm
 from jaxckpt._options import Options
-from jaxckpt.device.host_view import host_chunk, prepare_chunk
-from jaxckpt.format.btree import ValueRef
 from jaxckpt.format.datafiles import DataFile
 from jaxckpt.format.index import Entry, build_tree
 from jaxckpt.format.manifest import MANIFEST_NAME, encode_manifest
-from jaxckpt.format.names import INDEX_FILE, data_file, process_dir
+from jaxckpt.format.names import INDEX_FILE, process_dir
 from jaxckpt.format.sidecar import FileRecord, Sidecar
-from jaxckpt.format.zarr import array_metadata, chunk_key, metadata_key
+from jaxckpt.format.zarr import array_metadata, metadata_key
 from jaxckpt.io.coordinator import Operation
-from jaxckpt.io.datafiles import DataFiles
-from jaxckpt.io.engine import Engine, Job
+from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import join, write_file
 from jaxckpt.io.world import World
-from jaxckpt.layout.placement import Place
-from jaxckpt.layout.save_plan import PlannedChunk
 from jaxckpt.merging import (
     EMPTY_KEY,
     Announcement,
@@ -42,66 +29,97 @@ from jaxckpt.merging import (
     write_root,
 )
 from jaxckpt.planning import StatePlan
+from jaxckpt.reading_back import read_back
+from jaxckpt.staging import Staging
 
-INLINE_BYTES = 4096
-"""Values up to this size lie in the B+tree itself, so that all small leaves are one read."""
 _WRITE_SECS = 3600.0  # how long a process waits for one that writes more slowly
-_FIXED_BYTES = 4 << 20  # plan, index and threads of a save; measured at under 3 MiB
-_TOGETHER_BYTES = 256 << 10  # below this a copy costs less than handing it to a thread
-_Copy = Callable[[], None]
+_FIXED_BYTES = 8 << 20  # plan, index, threads and the reading back; measured at under 7 MiB
 
 
 class StagedItem:
-    """A state that is copied out, its writes under way.
+    """A state on its way out: `open` and `copy_out`, in the order of ``Staging``, then `write`.
 
-    Attributes:
-        nbytes: raw bytes of the arrays of this process.
+    Args:
+        whole: all of it fits into the pool beside what is there.
+        may_grow: see ``HostPool.acquire``; False for a caller that waits for the end anyway.
     """
 
     def __init__(
         self,
         world: World,
         options: Options,
+        engine: Engine,
+        pool: HostPool,
         operation: Operation,
         state: StatePlan,
-        chunks: list[PlannedChunk],
-        item_dir: str,
-        files: DataFiles,
+        *,
+        whole: bool,
+        may_grow: bool = True,
     ) -> None:
-        self._world, self._options, self._state, self._chunks = world, options, state, chunks
-        self._operation, self._dir, self._files = operation, item_dir, files
+        self._world, self._options, self._operation = world, options, operation
         self._process = world.coordinator.process_index
-        self._entries: list[Entry] = []
-        self._writes: list[Future[None]] = []
-        self._crcs = np.zeros(len(state.plan.owners), np.uint32)
-        self._padding = threading.Lock()  # one padded copy of a chunk at a time
-        self._job: Job | None = None
-        self.nbytes = 0
+        # Not the arrays: they must not outlive the copying.
+        self._root, self._plan = state.root, state.plan
+        self._specs = [leaf.spec for leaf in state.leaves]
+        self._dir = ""
+        job = engine.job()
+        self._staging = Staging(options, pool, job, state, whole=whole, may_grow=may_grow)
+
+    def open(self, item_dir: str) -> None:
+        """Says where the item is made.
+
+        Args:
+            item_dir: exists and is empty but for what other processes write.
+        """
+        store, self._dir = self._world.store, item_dir
+        home = join(item_dir, process_dir(self._process))
+        store.make_dir(home)
+        store.make_dir(join(home, "d"))
+        self._staging.open(store, home)
+
+    def copy_out(self) -> None:
+        """Returns once the arrays of the state may be changed or donated."""
+        self._staging.copy_out(self._operation.check)
+
+    def abandon(self) -> None:
+        """Gives all memory back; neither of the others may be running."""
+        self._staging.abandon()
 
     def write(self) -> None:
         """Blocks until the item is whole and durable; its name in the parent is not, yet.
 
         Every process of the job must call this.
         """
-        assert self._job is not None
-        try:
-            self._job.join(self._writes, self._operation.check)
-            sizes = self._files.sync()
-        except BaseException:
-            self._files.abandon()
-            raise
+        sizes = self._staging.finish(self._operation.check)
         own = self._write_database(sizes)
         self._operation.meet("written", own.encode(), self._write_root, _WRITE_SECS)
+
+    def read_back(self, item_dir: str) -> None:
+        """Blocks until all that this process wrote has been read from the disk and is the same.
+
+        Args:
+            item_dir: where the item is now.
+
+        Raises:
+            DamagedCheckpointError: it is not.
+        """
+        home = join(item_dir, process_dir(self._process))
+        staging, checksum = self._staging, self._options.checksum
+        direct = self._options.direct_io != "off"
+        read_back(self._world.store, home, staging.values, staging.crcs, checksum, direct)
 
     @calm
     def _write_database(self, sizes: dict[str, int]) -> Announcement:
         """The process's own index and manifest."""
         world, process = self._world, process_dir(self._process)
         home = join(self._dir, process)
-        if not self._entries:
-            self._entries.append((EMPTY_KEY, b"1"))
-        self._entries.sort(key=lambda e: e[0])
-        blob, root = build_tree(self._entries, DataFile("", INDEX_FILE), 0)
+        entries = self._staging.entries
+        if world.coordinator.is_primary:
+            entries.extend(self._metadata())
+        if not entries:
+            entries.append((EMPTY_KEY, b"1"))
+        entries.sort(key=lambda e: e[0])
+        blob, root = build_tree(entries, DataFile("", INDEX_FILE), 0)
         manifest = encode_manifest(world.random_bytes(16), root, world.wall_ns())
         write_file(world.store, join(home, INDEX_FILE), blob)
         write_file(world.store, join(home, MANIFEST_NAME), manifest)
@@ -110,117 +128,14 @@ class StagedItem:
         own = {f"{process}/{name}": FileRecord(size) for name, size in sizes.items()}
         for name, data in ((INDEX_FILE, blob), (MANIFEST_NAME, manifest)):
             own[f"{process}/{name}"] = FileRecord.of(data)
-        crcs = self._crcs[self._state.plan.owners == self._process]
-        return Announcement(own, len(self._entries), crcs)
+        crcs = self._staging.crcs[self._plan.owners == self._process]
+        return Announcement(own, len(entries), crcs)
 
-    @calm
-    def _write_root(self, told: list[bytes]) -> bytes:
-        """The primary's part."""
-        announced = [decode_announcement(word) for word in told]
-        specs = [leaf.spec for leaf in self._state.leaves]
-        if self._options.checksum:
-            specs = with_crcs(specs, self._state.plan, announced)
-        sidecar = Sidecar(
-            self._state.root,
-            tuple(specs),
-            {},
-            len(announced),
-            self._options.checksum,
-            self._options.compression,
-        )
-        write_root(self._world, self._dir, sidecar, announced)
-        return b""
-
-    # -- staging ---------------------------------------------------------------------------------
-
-    @calm
-    def copy_out(self, job: Job) -> None:
-        """Copies every chunk of this process to its place; returns once nothing of the state is
-        needed any more.
-        """
-        self._job = job
-        tasks: list[Future[None]] = []
-        try:
-            for chunk in self._chunks:
-                prepare_chunk(self._state.leaves[chunk.leaf].described.source, chunk)
-            for copies in self._in_order():
-                tasks.append(job.copy(functools.partial(_run_all, copies)))  # noqa: PERF401
-            if self._world.coordinator.is_primary:
-                self._add_metadata()
-        except BaseException as error:  # noqa: BLE001  (raised by join, once no copy is running)
-            job.fail(error)
-        try:
-            job.join(tasks, self._operation.check)
-            self._writes = self._files.flush()
-        except BaseException:
-            job.fail(RuntimeError("stopped"))
-            self._files.abandon()
-            raise
-
-    def _in_order(self) -> Iterator[list[_Copy]]:
-        """The copies of this process's chunks, small ones together, in the order of their places.
-
-        Threads begin them in that order, which bounds the windows that are begun and not full
-        (see `io/extents.py`).
-        """
-        together: list[_Copy] = []
-        held = 0
-        for chunk in self._chunks:
-            self.nbytes += chunk.nbytes
-            copy = self._plan_copy(chunk)
-            if copy is not None:
-                together.append(copy)
-                held += chunk.nbytes
-            if held >= _TOGETHER_BYTES:
-                yield together
-                together, held = [], 0
-        if together:
-            yield together
-
-    def _plan_copy(self, chunk: PlannedChunk) -> _Copy | None:
-        """Gives a chunk its place; returns its copy, or None for a value of the index."""
-        leaf = self._state.leaves[chunk.leaf]
-        key = chunk_key(leaf.spec.name, chunk.position)
-        row = self._state.plan.starts[chunk.leaf] + chunk.number
-        crcs = self._crcs
-
-        uneven = chunk.box.shape != leaf.spec.chunk_shape
-        padding = self._padding if uneven else contextlib.nullcontext()
-
-        def value() -> np.ndarray:
-            found = host_chunk(leaf.described.source, chunk)
-            return _padded(found, leaf.spec.chunk_shape)
-
-        if self._options.compression:
-
-            def compress() -> None:
-                with padding:
-                    place, crcs[row] = self._files.put_compressed(value())
-                self._entries.append((key, _ref(place)))
-
-            return compress
-        if chunk.nbytes <= INLINE_BYTES:
-            data = value().tobytes()
-            if self._options.checksum:
-                crcs[row] = crc32c.crc32c(data)
-                data += crcs[row].tobytes()
-            self._entries.append((key, data))
-            return None
-        place = self._files.place(chunk.nbytes)
-        self._entries.append((key, _ref(place)))
-
-        def copy() -> None:
-            if place.begins_file and place.file:
-                self._files.seal(place.file - 1)
-            with padding:
-                crcs[row] = self._files.put(place, value())
-
-        return copy
-
-    def _add_metadata(self) -> None:
+    def _metadata(self) -> list[Entry]:
+        """Zarr's description of each array; the primary's part."""
         cache: dict[tuple[Any, ...], bytes] = {}
-        for leaf in self._state.leaves:
-            spec = leaf.spec
+        entries: list[Entry] = []
+        for spec in self._specs:
             if not spec.dtype:
                 continue
             same = (spec.stored_shape, spec.chunk_shape, spec.dtype)
@@ -233,7 +148,31 @@ class StagedItem:
                     checksum=self._options.checksum,
                     compression=self._options.compression,
                 )
-            self._entries.append((metadata_key(spec.name), data))
+            entries.append((metadata_key(spec.name), data))
+        return entries
+
+    @calm
+    def _write_root(self, told: list[bytes]) -> bytes:
+        """The primary's part."""
+        announced = [decode_announcement(word) for word in told]
+        specs = self._specs
+        if self._options.checksum:
+            specs = with_crcs(specs, self._plan, announced)
+        sidecar = Sidecar(
+            self._root,
+            tuple(specs),
+            {},
+            len(announced),
+            self._options.checksum,
+            self._options.compression,
+        )
+        write_root(self._world, self._dir, sidecar, announced)
+        return b""
+
+
+def headroom(state: StatePlan) -> int:
+    """Bytes of the budget that a save needs beside the blocks of the pool."""
+    return _FIXED_BYTES + state.temporary_bytes
 
 
 def stage(
@@ -249,62 +188,22 @@ def stage(
 ) -> StagedItem:
     """Copies what this process writes of a planned state out of its arrays.
 
-    The caller may change or donate them afterwards. Every process must call it.
+    The caller may change or donate them afterwards. Every process must call it, and no other save
+    may hold blocks of the pool.
 
     Args:
-        item_dir: exists and is empty but for what other processes write.
-        may_grow: see ``HostPool.acquire``; False for a caller that waits for the end anyway.
+        item_dir: see ``StagedItem.open``.
+        may_grow: False for a caller that waits for the end anyway: it takes few blocks.
     """
-    home = join(item_dir, process_dir(world.coordinator.process_index))
-    world.store.make_dir(home)
-    world.store.make_dir(join(home, "d"))
-    chunks = state.plan.owned_by(world.coordinator.process_index)
-    pool.set_headroom(_FIXED_BYTES + _temporary_bytes(state, chunks, options))
-    job = engine.job()
-    files = DataFiles(
-        world.store,
-        home,
-        pool,
-        job,
-        data_file_bytes=options.data_file_bytes,
-        checksum=options.checksum,
-        direct=options.direct_io != "off",
-        may_grow=may_grow,
+    pool.set_headroom(headroom(state))
+    whole = may_grow and state.writes.blocks(pool.block_bytes) <= pool.blocks
+    staged = StagedItem(
+        world, options, engine, pool, operation, state, whole=whole, may_grow=may_grow
     )
-    staged = StagedItem(world, options, operation, state, chunks, item_dir, files)
-    staged.copy_out(job)
+    try:
+        staged.open(item_dir)
+        staged.copy_out()
+    except BaseException:
+        staged.abandon()
+        raise
     return staged
-
-
-def _run_all(copies: list[_Copy]) -> None:
-    for copy in copies:
-        copy()
-
-
-def _temporary_bytes(state: StatePlan, chunks: list[PlannedChunk], options: Options) -> int:
-    """What temporary copies of chunks take: one compressed or made contiguous, one padded."""
-    copies = 2 if options.compression else 1
-    needed = padded = 0
-    for chunk in chunks:
-        source = state.leaves[chunk.leaf].described.source
-        whole = chunk.box == chunk.region
-        row_wise = whole or chunk.box.shape[1:] == chunk.region.shape[1:]
-        fortran = isinstance(source, np.ndarray) and not source.flags.c_contiguous
-        if options.compression or not row_wise or fortran:
-            needed = max(needed, copies * chunk.nbytes)
-        if chunk.box.shape != state.plan.chunk_shapes[chunk.leaf]:
-            padded = max(padded, chunk.nbytes)
-    return needed + padded
-
-
-def _padded(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A chunk at an uneven end, in the full shape in which Zarr stores it."""
-    if value.shape == shape:
-        return value
-    whole = np.zeros(shape, value.dtype)
-    whole[tuple(map(slice, value.shape))] = value
-    return whole
-
-
-def _ref(place: Place) -> ValueRef:
-    return ValueRef(DataFile("", data_file(place.file)), place.offset, place.length)

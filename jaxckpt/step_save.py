@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
-from jaxckpt import policy
 from jaxckpt._options import Options
 from jaxckpt.agreeing import agree, check_shared
 from jaxckpt.commit import Temporary, give_up, open_temporary, publish, retire
 from jaxckpt.errors import StepExistsError
 from jaxckpt.format import orbaxmeta
+from jaxckpt.in_flight import InFlight, Snapshot
+from jaxckpt.io.coordinator import WAIT_SECS
 from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import join, write_file
+from jaxckpt.io.threads import settle
 from jaxckpt.io.world import World
 from jaxckpt.items import encode_items, state_item_name
-from jaxckpt.places import scan_steps
-from jaxckpt.planning import fingerprint, plan_state
-from jaxckpt.saving import StagedItem, stage
+from jaxckpt.planning import StatePlan, fingerprint, keep_host_values
+from jaxckpt.replanning import Planner
+from jaxckpt.retention import Retention
+from jaxckpt.saving import StagedItem, headroom
 from jaxckpt.single import refuse_if_full
+
+THREAD_NAME = "jaxckpt-save"
+_WRITE_SECS = 3600.0  # how long one snapshot may take before others are missed
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What all saves of a `Checkpointer` share."""
+
+    world: World
+    options: Options
+    engine: Engine
+    pool: HostPool
+    planner: Planner
+    in_flight: InFlight
+    retention: Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,88 +52,220 @@ class StepRequest:
     Attributes:
         run: the run's directory.
         items: values for JSON by item name.
-        replace: take the place of a step that is there.
-        keep_last: how many steps stay; None for all.
+        replace: take the place of a step that is there; such a one is never dropped.
+        lazy: return before the state is copied.
+        failed: the numbers of earlier saves that have failed and nobody has been told of.
     """
 
     run: str
     step: int
     items: Mapping[str, Any] | None
     replace: bool
-    keep_last: int | None
+    lazy: bool
+    failed: list[int]
 
 
 class StepSave:
-    """A step that is copied out, or could not be; `finish` writes and commits it.
+    """A step on its way: made by the caller's thread, finished by one of its own.
 
-    Every process of the job makes one and calls `finish`. Where one process's copying fails, it
-    says so in `finish`, so that all processes learn it at the same place of their program.
+    Every process of the job makes one. Where one process's copying fails, it says so on its
+    thread, so that all processes learn it at the same place of their program.
+
+    Attributes:
+        done: has the outcome once the step is durable and older ones are gone, or it was dropped.
+        dropped_for: the newer step that it was dropped for, if it was.
+        failed: the numbers of earlier saves that all processes now raise the errors of.
+        staged: set once the state may be changed and donated.
     """
 
-    def __init__(
-        self,
-        world: World,
-        options: Options,
-        engine: Engine,
-        pool: HostPool,
-        request: StepRequest,
-        state: Any,
-    ) -> None:
-        self._world, self._request = world, request
-        self._started_ns = world.wall_ns()
+    def __init__(self, tools: Tools, request: StepRequest, state: Any) -> None:
+        self._tools, self._world, self._request = tools, tools.world, request
+        self._started_ns = tools.world.wall_ns()
         self._final = join(request.run, str(request.step))
         self._temporary: Temporary | None = None  # the primary's
-        self._failed: Exception | None = None
-        self._staged: StagedItem | None = None
-        self._operation = world.coordinator.operation(
-            f"save of step {request.step} to {request.run}"
-        )
-        with self._operation, _Discarding(self):
+        self._failed: BaseException | None = None
+        self._opened, self._may_copy = threading.Event(), False
+        self.staged = threading.Event()
+        self.done: Future[None] = Future()
+        self.dropped_for: int | None = None
+        what = f"save of step {request.step} to {request.run}"
+        self._operation = self._world.coordinator.operation(what)
+        with self._operation:
             self._items = encode_items(request.items)
-            plan = plan_state(state, options, world.coordinator.processes)
-            item = ""
-            if world.coordinator.is_primary:
-                item = self._open_place(options, plan.nbytes)
-            if not self._operation.alone:
-                item = agree(self._operation, fingerprint(plan, options, self._items), item)
+            plan = tools.planner.plan(state)
+            self._refuse(plan)
+            self._snapshot = self._admit(plan)
             try:
-                check_shared(world.store, self._operation, item)
-                self._staged = stage(world, options, engine, pool, self._operation, plan, item)
-            except Exception as error:
-                if self._operation.alone:
-                    raise
-                self._operation.fail(error)
-                self._failed = error
+                self.failed = self._agree(plan)
+                self._begin(plan)
+            except BaseException:
+                tools.in_flight.end(self._snapshot)
+                raise
 
-    def _open_place(self, options: Options, nbytes: int) -> str:
+    @property
+    def number(self) -> int:
+        """Of the operation: the same on every process."""
+        return self._operation.number
+
+    @property
+    def step(self) -> int:
+        """The step."""
+        return self._request.step
+
+    # -- on the caller's thread --------------------------------------------------------------------
+
+    def _refuse(self, plan: StatePlan) -> None:
+        if self._request.replace:
+            self._tools.in_flight.wait_for(self._request.step)
+        elif self._world.coordinator.is_primary:
+            there = self._world.store.stat(self._final) is not None
+            if there or self._tools.in_flight.has(self._request.step):
+                raise StepExistsError(self._final)
+        if self._world.coordinator.is_primary:
+            refuse_if_full(self._world, self._tools.options, self._request.run, plan.nbytes)
+
+    def _admit(self, plan: StatePlan) -> Snapshot:
+        tools, request = self._tools, self._request
+        tools.pool.set_headroom(headroom(plan) * tools.in_flight.limit)
+        blocks = plan.writes.blocks(tools.pool.block_bytes)
+        decides = self._world.coordinator.is_primary
+        retention, step, keep = tools.retention, request.step, request.replace
+        return tools.in_flight.admit(
+            step, blocks, lambda: keep or retention.must_keep(step), decides=decides
+        )
+
+    def _agree(self, plan: StatePlan) -> list[int]:
+        if self._operation.alone:
+            return self._request.failed
+        own = fingerprint(plan, self._tools.options, self._items)
+        # Whoever has a snapshot that waits may have to write it first.
+        patience = _WRITE_SECS if self._snapshot.number > 1 else WAIT_SECS
+        word = agree(self._operation, own, " ".join(map(str, self._request.failed)), patience)
+        return [int(number) for number in word.split()]
+
+    def _begin(self, plan: StatePlan) -> None:
+        """Copies the state out, or has the thread do it."""
+        tools = self._tools
+        self._item = StagedItem(
+            self._world,
+            tools.options,
+            tools.engine,
+            tools.pool,
+            self._operation,
+            plan,
+            whole=self._snapshot.whole,
+        )
+        if self._request.lazy:
+            keep_host_values(plan)
+            self._start()
+        elif self._snapshot.whole:
+            self._copy()
+            self._start()
+        else:
+            self._start()
+            self._copy_while_written()
+
+    def _copy_while_written(self) -> None:
+        self._opened.wait()
+        if not self._may_copy:
+            self.staged.set()
+            if self._operation.alone:
+                self.done.result()
+            return
+        try:
+            self._copy()
+        except BaseException:
+            wait([self.done])  # it has removed what it had made
+            raise
+
+    def _copy(self) -> None:
+        """In a job an error is raised by `done`, at the same call of all processes."""
+        try:
+            self._item.copy_out()
+        except BaseException as error:
+            self._failed = error
+            told_later = self._request.lazy or not self._operation.alone
+            if not isinstance(error, Exception) or not told_later:
+                raise
+            self._operation.fail(error)
+        finally:
+            self.staged.set()
+
+    def _start(self) -> None:
+        # No daemon: the interpreter ends only when this has ended.
+        name = f"{THREAD_NAME}-{self._request.step}"
+        threading.Thread(target=settle, args=(self.done, self._finish), name=name).start()
+
+    # -- on its own thread -------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        try:
+            with self._operation:
+                with _Discarding(self):
+                    place = self._write()
+                if place:
+                    self._commit()
+        finally:
+            self._opened.set()
+            self.staged.set()
+            self._tools.in_flight.end(self._snapshot)
+
+    def _write(self) -> str:
+        """Blocks until the step is whole in its hidden directory; "" if it was dropped."""
+        snapshot, in_flight = self._snapshot, self._tools.in_flight
+        try:
+            if self._request.lazy and snapshot.whole:
+                self._copy()
+            if snapshot.whole:
+                self._raise_failed()
+            in_flight.ready(snapshot)
+            place = self._wait_for_turn()
+            if not place:
+                self._item.abandon()
+                return ""
+            check_shared(self._world.store, self._operation, place)
+            self._item.open(place)
+            if not snapshot.whole:
+                self._may_copy = True
+                self._opened.set()
+                if self._request.lazy:
+                    self._copy()
+                self.staged.wait()
+                self._raise_failed()
+            self._item.write()
+        except BaseException:
+            self._item.abandon()
+            raise
+        in_flight.release(snapshot)
+        if self._temporary is not None:
+            self._describe_step(self._temporary.path)
+        return place
+
+    def _raise_failed(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _wait_for_turn(self) -> str:
+        """The place to write to, the same on every process; "" if it was dropped."""
+        in_flight, snapshot, place = self._tools.in_flight, self._snapshot, ""
+        is_primary = self._world.coordinator.is_primary
+        if is_primary and in_flight.wait_for_turn(snapshot, self._operation.check):
+            place = self._open_place()
+        word = json.dumps([place, snapshot.newer]).encode()
+        patience = _WRITE_SECS * in_flight.count  # each of those before it may take its time
+        answer = self._operation.meet("its turn", b"", lambda _: word, _WRITE_SECS, patience)
+        place, self.dropped_for = json.loads(answer)
+        if place and not is_primary:
+            in_flight.take_turn(snapshot)
+        return place
+
+    def _open_place(self) -> str:
         """The primary's part before the first byte."""
-        store, request = self._world.store, self._request
-        if not request.replace and store.stat(self._final) is not None:
-            raise StepExistsError(self._final)
-        refuse_if_full(self._world, options, request.run, nbytes)
+        store = self._world.store
         self._temporary = open_temporary(self._world, self._final)
         item = join(self._temporary.path, state_item_name(self._items))
         store.make_dir(item)
         return item
-
-    def finish(self) -> None:
-        """Blocks until the step is durable and listed, and older ones that go are gone.
-
-        The primary commits, the others wait for it.
-        """
-        with self._operation:
-            with _Discarding(self):
-                if self._failed is not None:
-                    raise self._failed
-                assert self._staged is not None
-                self._staged.write()
-                if self._temporary is not None:
-                    self._describe_step(self._temporary.path)
-            if self._temporary is not None:
-                publish(self._world, self._temporary, self._final, replace=self._request.replace)
-            self._operation.meet("committed")
-        if self._temporary is not None:
-            self._remove_old()
 
     def _describe_step(self, path: str) -> None:
         store, items = self._world.store, self._items
@@ -125,12 +279,20 @@ class StepSave:
         about = orbaxmeta.encode_step(handlers, self._started_ns, self._world.wall_ns())
         write_file(store, join(path, orbaxmeta.STEP_NAME), about)
 
-    def _remove_old(self) -> None:
-        keep, run = self._request.keep_last, self._request.run
-        if keep is not None:
-            steps = scan_steps(self._world.store, run).whole
-            for old in policy.steps_to_remove(steps, keep, self._request.step):
-                retire(self._world, join(run, str(old)))
+    def _commit(self) -> None:
+        """The step gets its name; then, and once it is read back, older ones go."""
+        request, word = self._request, b"[]"
+        if self._temporary is not None:
+            publish(self._world, self._temporary, self._final, replace=request.replace)
+            self._tools.in_flight.made_durable(self._snapshot)
+            word = json.dumps(self._tools.retention.removable(request.step)).encode()
+        removable = json.loads(self._operation.meet("committed", b"", lambda _: word))
+        if removable:
+            self._item.read_back(join(self._final, state_item_name(self._items)))
+            self._operation.meet("read back", timeout_secs=_WRITE_SECS)
+        if self._world.coordinator.is_primary:
+            for old in removable:
+                retire(self._world, join(request.run, str(old)))
 
     def discard(self, error: BaseException) -> None:
         """Removes what the primary made, once no process writes there any more."""

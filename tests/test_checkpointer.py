@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import jaxckpt
 from jaxckpt import Checkpointer, policy
+from jaxckpt.saving import StagedItem
 from jaxckpt.testing.memory_store import MemoryStore
 from jaxckpt.testing.strategies import assert_same
 
@@ -36,7 +37,8 @@ def test_saves_only_when_due(tmp_path: Path) -> None:
 
 
 def test_keeps_the_newest(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path / "run", keep_last=2) as ckpt:
+    one_by_one = jaxckpt.Options(in_flight=1)
+    with Checkpointer(tmp_path / "run", keep_last=2, options=one_by_one) as ckpt:
         for step in range(6):
             ckpt.save(step, state(step))
         ckpt.wait()
@@ -172,7 +174,9 @@ def test_a_save_under_way_ends_with_the_interpreter(tmp_path: Path) -> None:
         assert (ckpt.restore(step=1)["w"] == np.arange(3_000_000.0)).all()
 
 
-def test_leftovers_of_a_killed_process_go_and_those_of_a_live_one_stay(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_go_and_those_of_a_live_one_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     code = (
         "import numpy as np, jaxckpt, sys, os, signal\n"
@@ -189,14 +193,21 @@ def test_leftovers_of_a_killed_process_go_and_those_of_a_live_one_stay(tmp_path:
         assert list(run.iterdir()) == []
         assert ckpt.steps() == []
         live = Checkpointer(run)
-        held = threading.Event()
-        wait = live._background.submit(held.wait)
+        begun, held = threading.Event(), threading.Event()
+        write = StagedItem.write
+
+        def held_back(self: StagedItem) -> None:
+            begun.set()
+            held.wait()
+            write(self)
+
+        monkeypatch.setattr(StagedItem, "write", held_back)
         live.save(1, state(1))
+        assert begun.wait(60)
         with Checkpointer(run) as other:
             assert other.steps() == []
             assert [p.name for p in run.iterdir() if p.name.startswith(".jaxckpt-tmp-1-")]
         held.set()
-        wait.result()
         live.close()
         assert ckpt.steps() == [1]
 

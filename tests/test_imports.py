@@ -21,6 +21,7 @@ LAYERS = [
     {"opened", "foreign"},
     {"merging", "agreeing", "completing", "commit", "places", "items"},
     {"planning", "sharing"},
+    {"replanning", "staging", "reading_back", "in_flight", "retention"},
     {"saving", "restoring"},
     {"single"},
     {"step_save"},
@@ -32,6 +33,7 @@ LAYERS = [
 MAY_IMPORT_JAX = {
     "layout",
     "planning",
+    "replanning",
     "device",
     "dist",
     "completing",

@@ -40,10 +40,22 @@ def prepare_chunk(source: Any, chunk: PlannedChunk) -> None:
 
 def shard_on(source: Any, device: int) -> jax.Array:
     """The shard of an array on one of this process's devices, as an array of its own."""
+    if not source.is_fully_replicated or len(source.sharding.device_set) == 1:
+        shard = source.addressable_data(_position(source.sharding, device))
+        if shard.device.id == device:
+            return shard
+    # Ten times slower, for a thousand leaves some 50 ms: it makes the index of each shard.
     for shard in source.addressable_shards:
         if shard.device.id == device:
             return shard.data
     raise LookupError(f"device {device} holds no shard")
+
+
+@functools.lru_cache(maxsize=4096)
+def _position(sharding: jax.sharding.Sharding, device: int) -> int:
+    """Where the shard on a device most likely is among those of this process."""
+    ids = [d.id for d in sharding._addressable_device_assignment]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    return ids.index(device) if device in ids else 0
 
 
 def host_region(source: Any, device: int) -> np.ndarray:

@@ -70,7 +70,8 @@ class Coordinator:
         self.processes = processes or Processes()
         assert keys is not None or self.processes.count == 1
         self._keys = keys
-        self._begun = self._forgotten = 0
+        self._begun = 0
+        self._remembered: list[int] = []  # operations whose keys are there, ascending
         self._open: weakref.WeakValueDictionary[int, Operation] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
@@ -105,23 +106,29 @@ class Coordinator:
 
     def _forget(self, keys: KeyValues) -> None:
         """Deletes what was said in operations of long ago that nobody is in any more."""
-        for number in range(self._forgotten + 1, self._begun - _KEPT_OPERATIONS):
-            if number in self._open:
-                break  # a save in the background may outlast many other operations
-            keys.delete(f"jaxckpt/{number}")
-            self._forgotten = number
+        self._remembered.append(self._begun)
+        for number in list(self._remembered):
+            if number >= self._begun - _KEPT_OPERATIONS:
+                break
+            if number not in self._open:  # a save in the background may outlast many others
+                keys.delete(f"jaxckpt/{number}")
+                self._remembered.remove(number)
 
 
 class Operation:
     """One save or restore of all processes. Its points are reached by one thread at a time.
 
     As a context manager it tells the others of an error that leaves the block.
+
+    Attributes:
+        what: for messages.
+        number: the same on every process, and of no other operation.
     """
 
     def __init__(
         self, coordinator: Coordinator, keys: KeyValues | None, number: int, what: str
     ) -> None:
-        self.what = what
+        self.what, self.number = what, number
         self.process_index = coordinator.process_index
         self.process_count = coordinator.process_count
         self._keys, self._root = keys, f"jaxckpt/{number}"
@@ -146,6 +153,7 @@ class Operation:
         payload: bytes = b"",
         decide: Callable[[list[bytes]], bytes] | None = None,
         timeout_secs: float = WAIT_SECS,
+        answer_secs: float | None = None,
     ) -> bytes:
         """Blocks until every process has reached the point; every process must.
 
@@ -155,6 +163,7 @@ class Operation:
             decide: at the primary, makes the answer from all payloads, by process index. What it
                 raises is raised by all.
             timeout_secs: how long to wait for other processes.
+            answer_secs: how long to wait for the primary, where it may come much later.
 
         Returns:
             The primary's answer, the same on all.
@@ -185,7 +194,8 @@ class Operation:
             keys.put(f"{place}/answer", answer)
             return answer
         grace = max(_GRACE_SECS, _GRACE_SHARE * timeout_secs)
-        return self._await(keys, f"{place}/answer", point, timeout_secs + grace)
+        patience = answer_secs or timeout_secs + grace
+        return self._await(keys, f"{place}/answer", point, patience)
 
     def fail(self, error: BaseException) -> None:
         """Tells all others that this process can not go on; the first one counts.

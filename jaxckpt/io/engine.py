@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
+from jaxckpt.io.threads import Threads
 from jaxckpt.io.waiting import AbandonedError, wait_for_all
 
 _MOST_COPY_THREADS = 8  # io/pool.py counts on it
@@ -27,10 +28,10 @@ class Engine:
     def __init__(self, write_threads: int) -> None:
         cores = os.cpu_count() or 1
         copy_threads = max(2, min(_MOST_COPY_THREADS, cores))
-        self._copy = ThreadPoolExecutor(copy_threads, "jaxckpt-copy")
-        self._write = ThreadPoolExecutor(write_threads, "jaxckpt-write")
-        self._read = ThreadPoolExecutor(max(_READ_THREADS, cores), "jaxckpt-read")
-        self._place = ThreadPoolExecutor(1, "jaxckpt-place")
+        self._copy = Threads(copy_threads, "jaxckpt-copy")
+        self._write = Threads(write_threads, "jaxckpt-write")
+        self._read = Threads(max(_READ_THREADS, cores), "jaxckpt-read")
+        self._place = Threads(1, "jaxckpt-place")
 
     def job(self) -> Job:
         """A group of tasks that fails as one."""
@@ -47,10 +48,10 @@ class Job:
 
     def __init__(
         self,
-        copy: ThreadPoolExecutor,
-        write: ThreadPoolExecutor,
-        read: ThreadPoolExecutor,
-        place: ThreadPoolExecutor,
+        copy: Threads,
+        write: Threads,
+        read: Threads,
+        place: Threads,
     ) -> None:
         self._copy, self._write, self._read, self._place = copy, write, read, place
         self._stop = threading.Event()
@@ -70,21 +71,21 @@ class Job:
 
     def copy(self, task: Callable[[], None]) -> Future[None]:
         """Runs a task on a copy thread."""
-        return self._copy.submit(self._guard, task)
+        return self._copy.submit(lambda: self._guard(task))
 
     def read(self, task: Callable[[], None]) -> Future[None]:
         """Runs a task on a read thread."""
-        return self._read.submit(self._guard, task)
+        return self._read.submit(lambda: self._guard(task))
 
     def place(self, task: Callable[[], None]) -> Future[None]:
         """Runs a task after those given here before, one at a time."""
-        return self._place.submit(self._guard, task)
+        return self._place.submit(lambda: self._guard(task))
 
     def write(self, task: Callable[[], None]) -> Future[None]:
         """Runs a task on a write thread; it runs even after a stop, to give its memory back."""
-        return self._write.submit(self._guard, task, True)
+        return self._write.submit(lambda: self._guard(task, always=True))
 
-    def _guard(self, task: Callable[[], None], always: bool = False) -> None:
+    def _guard(self, task: Callable[[], None], *, always: bool = False) -> None:
         if self._stop.is_set() and not always:
             return
         try:

@@ -49,6 +49,11 @@ class HostPool:
         self._limit = budget_bytes
         self._changed = threading.Condition()
 
+    @property
+    def blocks(self) -> int:
+        """How many blocks there may be at once."""
+        return self._limit // self.block_bytes
+
     def acquire(
         self, may_grow: bool = True, stopped: Callable[[], bool] = lambda: False
     ) -> NDArray[np.uint8] | None:

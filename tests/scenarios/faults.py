@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 import jaxckpt
-from jaxckpt import completing, merging, restoring, saving, step_save
+from jaxckpt import completing, merging, replanning, restoring, saving, step_save
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import StorageError
 from jaxckpt.io import stripe_reader
@@ -69,9 +69,9 @@ def after(owner: Any, name: str, act: Callable[[], None]) -> None:
 
 
 IN_SAVE: dict[str, Callable[[Callable[[], None]], None]] = {
-    "planning": lambda act: before(step_save, "plan_state", act),
+    "planning": lambda act: before(replanning.Planner, "plan", act),
     "agreed": lambda act: after(step_save, "agree", act),
-    "copying": lambda act: before(DataFiles, "put", act, 2),
+    "copying": lambda act: before(DataFiles, "copy", act, 2),
     "writing": lambda act: after(LocalWriter, "write_at", act),
     "synced": lambda act: after(DataFiles, "sync", act),
     "announced": lambda act: before(merging, "build_tree", act),

@@ -1,0 +1,105 @@
+"""What one process writes, value by value: keys, and places in its data files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jaxckpt.format.zarr import chunk_key
+from jaxckpt.layout.placement import Place, Placer
+from jaxckpt.layout.save_plan import PlannedChunk, SavePlan
+
+INLINE_BYTES = 4096
+"""Values up to this size lie in the B+tree itself, so that all small leaves are one read."""
+_LEAST_TOGETHER_BYTES, _MOST_TOGETHER_BYTES = 256 << 10, 8 << 20
+_GROUPS_WANTED = 32  # enough to keep some threads level, few enough to hand out
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWrite:
+    """A chunk that this process writes.
+
+    Attributes:
+        key: in the database.
+        row: of the chunk in the plan's list of all chunks.
+        place: in the data files; None for a value of the index, and where its length is known
+            only when it is compressed.
+        uneven: the box is cut at the end of the array and stored in a whole chunk's shape.
+    """
+
+    chunk: PlannedChunk
+    key: bytes
+    row: int
+    place: Place | None
+    uneven: bool
+
+
+@dataclass(frozen=True, eq=False)
+class WritePlan:
+    """All values of one process, in the order of their places.
+
+    Attributes:
+        groups: the same in parts that a thread copies at a time.
+        ends: where the last value of each data file ends; without compression.
+        nbytes: raw bytes.
+    """
+
+    groups: tuple[tuple[PlannedWrite, ...], ...]
+    ends: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def writes(self) -> Iterable[PlannedWrite]:
+        """The values one after another."""
+        return (write for group in self.groups for write in group)
+
+    def blocks(self, block_bytes: int) -> int:
+        """How many blocks of memory hold all of it at once; never too few."""
+        return sum(-(-end // block_bytes) for end in self.ends)
+
+
+def plan_writes(
+    plan: SavePlan,
+    process: int,
+    names: Sequence[str],
+    *,
+    data_file_bytes: int,
+    footer_bytes: int,
+    compressed: bool,
+) -> WritePlan:
+    """Gives each value of a process its place.
+
+    Args:
+        names: of the leaves.
+        footer_bytes: what is stored behind each value.
+    """
+    placer = Placer(data_file_bytes)
+    writes: list[PlannedWrite] = []
+    for chunk in plan.owned_by(process):
+        # What is compressed takes its place when it is; here it counts as large as it can get.
+        place = None
+        if compressed or chunk.nbytes > INLINE_BYTES:
+            place = placer.place(chunk.nbytes + footer_bytes)
+        key = chunk_key(names[chunk.leaf], chunk.position)
+        row = plan.starts[chunk.leaf] + chunk.number
+        uneven = chunk.box.shape != plan.chunk_shapes[chunk.leaf]
+        writes.append(PlannedWrite(chunk, key, row, None if compressed else place, uneven))
+    nbytes = sum(write.chunk.nbytes for write in writes)
+    # zstd makes what can not be compressed a little larger.
+    spare = nbytes // 128 + (128 << 10) if compressed else 0
+    ends = tuple(end + spare for end in placer.ends)
+    return WritePlan(tuple(_grouped(writes, nbytes)), ends, nbytes)
+
+
+def _grouped(writes: list[PlannedWrite], nbytes: int) -> Iterable[tuple[PlannedWrite, ...]]:
+    wanted = min(_MOST_TOGETHER_BYTES, max(_LEAST_TOGETHER_BYTES, nbytes // _GROUPS_WANTED))
+    together: list[PlannedWrite] = []
+    held = 0
+    for write in writes:
+        together.append(write)
+        held += write.chunk.nbytes
+        if held >= wanted:
+            yield tuple(together)
+            together, held = [], 0
+    if together:
+        yield tuple(together)
