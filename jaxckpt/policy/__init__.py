@@ -1,0 +1,69 @@
+"""When to save and what to keep: facts in, answer out, no I/O, no clock.
+
+Policies have the shape of orbax's save decision and preservation policies, and work in
+`jaxckpt.Checkpointer` and in `orbax.checkpoint.CheckpointManager`. Combine them with ``|``::
+
+    save = policy.every_minutes(10) | policy.AtSteps({1000}) | policy.OnPreemption()
+    keep = policy.KeepLast(2) | policy.KeepBest(1, "loss")
+"""
+
+from jaxckpt.policy.facts import (
+    CheckpointInfo,
+    KeepContext,
+    KeepPolicy,
+    Measurements,
+    SaveContext,
+    SavePolicy,
+    StepInfo,
+)
+from jaxckpt.policy.keeping import (
+    AnyKeep,
+    KeepAll,
+    KeepBest,
+    KeepEverySecs,
+    KeepEverySteps,
+    KeepLast,
+    KeepSteps,
+    must_keep,
+    removable,
+)
+from jaxckpt.policy.plain import is_due, steps_to_remove
+from jaxckpt.policy.saving import (
+    AnySave,
+    AtSteps,
+    EverySecs,
+    EverySteps,
+    OnPreemption,
+    by_step_alone,
+    every_minutes,
+    next_look,
+)
+
+__all__ = [
+    "AnyKeep",
+    "AnySave",
+    "AtSteps",
+    "CheckpointInfo",
+    "EverySecs",
+    "EverySteps",
+    "KeepAll",
+    "KeepBest",
+    "KeepContext",
+    "KeepEverySecs",
+    "KeepEverySteps",
+    "KeepLast",
+    "KeepPolicy",
+    "KeepSteps",
+    "Measurements",
+    "OnPreemption",
+    "SaveContext",
+    "SavePolicy",
+    "StepInfo",
+    "by_step_alone",
+    "every_minutes",
+    "is_due",
+    "must_keep",
+    "next_look",
+    "removable",
+    "steps_to_remove",
+]
