@@ -113,6 +113,9 @@ class KeepBest(CombinableKeep):
     A step without the metric, or whose metric is NaN or no number, is never among the best, so this
     policy alone does not keep it. The newest step stays anyway (`removable`).
 
+    Orbax's ``CheckpointManager`` stores metrics only where its options have a ``best_fn``; without
+    one, steps of an earlier process have no metrics and go.
+
     Attributes:
         n: how many.
         metric: its name in the metrics of a step, or a function of those metrics that returns a

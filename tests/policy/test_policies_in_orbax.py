@@ -49,11 +49,16 @@ def test_every_so_many_seconds(tmp_path: Path) -> None:
 
 def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
     losses = [5.0, 1.0, 4.0, float("nan"), 3.0, 2.0]
-    save, keep = policy.EverySteps(1), policy.KeepLast(1) | policy.KeepBest(2, "loss")
-    with manager(tmp_path, save_decision_policy=save, preservation_policy=keep) as found:
+    rules = {
+        "save_decision_policy": policy.EverySteps(1),
+        "preservation_policy": policy.KeepLast(1) | policy.KeepBest(2, "loss"),
+        "best_fn": lambda metrics: metrics["loss"],  # without it orbax does not store metrics
+        "best_mode": "min",
+    }
+    with manager(tmp_path, **rules) as found:
         assert run(found, range(5), losses) == [0, 1, 2, 3, 4]
         assert sorted(found.all_steps()) == [1, 4]
-    with manager(tmp_path, save_decision_policy=save, preservation_policy=keep) as found:
+    with manager(tmp_path, **rules) as found:
         assert run(found, range(5, 6), losses) == [5], "metrics that were read back from disk"
         assert sorted(found.all_steps()) == [1, 5]
 
