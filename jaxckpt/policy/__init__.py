@@ -7,6 +7,7 @@ Policies have the shape of orbax's save decision and preservation policies, and 
     keep = policy.KeepLast(2) | policy.KeepBest(1, "loss")
 """
 
+from jaxckpt.policy.autopilot import Autopilot
 from jaxckpt.policy.facts import (
     CheckpointInfo,
     KeepContext,
@@ -16,6 +17,8 @@ from jaxckpt.policy.facts import (
     SavePolicy,
     StepInfo,
 )
+from jaxckpt.policy.failures import learned_mtbf_secs
+from jaxckpt.policy.interval import Choice, best_interval, choose, daly, expected_ettr, young
 from jaxckpt.policy.keeping import (
     AnyKeep,
     KeepAll,
@@ -27,6 +30,7 @@ from jaxckpt.policy.keeping import (
     must_keep,
     removable,
 )
+from jaxckpt.policy.meter import Meter
 from jaxckpt.policy.plain import is_due, steps_to_remove
 from jaxckpt.policy.saving import (
     AnySave,
@@ -43,7 +47,9 @@ __all__ = [
     "AnyKeep",
     "AnySave",
     "AtSteps",
+    "Autopilot",
     "CheckpointInfo",
+    "Choice",
     "EverySecs",
     "EverySteps",
     "KeepAll",
@@ -55,15 +61,22 @@ __all__ = [
     "KeepPolicy",
     "KeepSteps",
     "Measurements",
+    "Meter",
     "OnPreemption",
     "SaveContext",
     "SavePolicy",
     "StepInfo",
+    "best_interval",
     "by_step_alone",
+    "choose",
+    "daly",
     "every_minutes",
+    "expected_ettr",
     "is_due",
+    "learned_mtbf_secs",
     "must_keep",
     "next_look",
     "removable",
     "steps_to_remove",
+    "young",
 ]

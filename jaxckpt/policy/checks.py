@@ -39,3 +39,17 @@ def check_policy(name: str, value: object, method: str) -> None:
     """Refuses an object that can not be asked."""
     if not callable(getattr(value, method, None)):
         raise InvalidOptionsError(name, value, f"a policy, an object with a method {method}")
+
+
+def check_not_negative(name: str, value: object, unit: str) -> None:
+    """Refuses what is not a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidOptionsError(name, value, f"{unit}, 0 or more")
+    if not math.isfinite(value) or value < 0:
+        raise InvalidOptionsError(name, value, f"{unit}, 0 or more")
+
+
+def check_share(name: str, value: object) -> None:
+    """Refuses what is not a share of a whole, without none and all of it."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise InvalidOptionsError(name, value, "a share between 0 and 1, such as 0.03")
