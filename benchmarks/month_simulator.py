@@ -54,8 +54,8 @@ class Outcome:
         stalled: the share for which saves stopped training.
         saves: how many were called.
         failures: how many struck.
-        interval: the seconds of training between saves that the policy had in force at the end, if it
-            says so.
+        interval: the seconds of training between saves that the policy had in force at the end,
+            where it says so.
     """
 
     ettr: float
@@ -77,7 +77,7 @@ class _Writer:
     """One writer in the background, the newest first."""
 
     def __init__(self) -> None:
-        self.durable_step = 0
+        self.durable_step, self.durable_called = 0, 0.0
         self._writing: tuple[float, int, float] | None = None
         self._waiting: tuple[float, int, float, float] | None = None
 
@@ -98,6 +98,7 @@ class _Writer:
         """Goes on to a time; how long each save took that got durable by then."""
         while self._writing is not None and self._writing[0] <= now:
             done, self.durable_step, called = self._writing
+            self.durable_called = called
             yield done - called
             self._writing, waiting = None, self._waiting
             if waiting is not None:
@@ -135,50 +136,52 @@ class _Run:
     def _attempt(self, began: float, end: float, restarts: int) -> int:
         """From the start of a process to its end; the step that it reached."""
         one = self._scenario
-        self._policy, meter = (
-            self._make(),
-            policy.Meter(devices=one.devices, restarts=restarts, observed_secs=began),
-        )
+        self._policy = self._make()
+        meter = policy.Meter(devices=one.devices, restarts=restarts, observed_secs=began)
         step, now = self._writer.durable_step, began
         if restarts:
             now += one.restart + one.restore
             meter.restored(now - began)
         if now >= end:
             return step
-        started, saved = _at(now), [policy.StepInfo(step, _at(now))] if step else []
+        started = _at(now)
+        saved = [policy.StepInfo(step, _at(self._writer.durable_called))] if step else []
+        info, context = policy.StepInfo(step, started), self._asking(started, meter)
         while True:
-            context = policy.SaveContext(
-                is_saving_in_progress=self._writer.busy(),
-                started=started,
-                measured=meter.measured(),
-            )
-            info = policy.StepInfo(step, _at(now))
+            known = context.measured and context.measured.step_secs
             following = policy.next_look(
-                self._policy, info, saved, context=context, step_secs=context.measured.step_secs
+                self._policy, info, saved, context=context, step_secs=known
             )
             arrives = now + (following - step) * one.step
             if arrives >= end:
-                reached = step + int((end - now) / one.step)
-                list(self._writer.until(end))
-                self._writer.forget()
-                return reached
+                self._end(end)
+                return step + int((end - now) / one.step)
             meter.step(one.step, following - step)
             step, now = following, arrives
             for took in self._writer.until(now):
                 meter.durable(took)
-            context = policy.SaveContext(
-                is_saving_in_progress=self._writer.busy(),
-                started=started,
-                measured=meter.measured(),
-            )
-            info = policy.StepInfo(step, _at(now))
+            info, context = policy.StepInfo(step, _at(now)), self._asking(started, meter)
             if self._policy.should_save(info, saved, context=context):
                 saved = [info]
-                now = self._save(now, min(end, self._secs), step, meter)
+                now = self._save(now, end, step, meter)
                 if now >= end:
-                    list(self._writer.until(end))
-                    self._writer.forget()
+                    self._end(end)
                     return step
+                info, context = policy.StepInfo(step, _at(now)), self._asking(started, meter)
+
+    def _end(self, end: float) -> None:
+        """The process dies: what is durable by then stays, the rest is gone."""
+        for _ in self._writer.until(end):
+            pass
+        self._writer.forget()
+
+    def _asking(self, started: dt.datetime, meter: policy.Meter) -> policy.SaveContext:
+        alone = policy.by_step_alone(self._policy)  # it would not look: spare the medians
+        return policy.SaveContext(
+            is_saving_in_progress=self._writer.busy(),
+            started=started,
+            measured=None if alone else meter.measured(),
+        )
 
     def _save(self, now: float, end: float, step: int, meter: policy.Meter) -> float:
         one = self._scenario
@@ -201,7 +204,7 @@ class AsOftenAsPossible:
 
     by_step_alone = False
 
-    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:  # noqa: ARG002
         return not context.is_saving_in_progress
 
     def next_look(
@@ -209,12 +212,7 @@ class AsOftenAsPossible:
     ) -> int:
         """At every step; before most of a write is over only to spare the simulation its time."""
         write = context.measured.write_secs
-        if (
-            not previous_steps
-            or write is None
-            or not step_secs
-            or not context.is_saving_in_progress
-        ):
+        if not (previous_steps and write and step_secs and context.is_saving_in_progress):
             return step.step + 1
         passed = (step.time - previous_steps[-1].time).total_seconds()
         return step.step + max(1, int(((1 - 2 * SPREAD) * write - passed) / step_secs))

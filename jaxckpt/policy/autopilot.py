@@ -28,6 +28,7 @@ class _InForce:
 
     def __init__(self, devices: int) -> None:
         self.choice: Choice | None = None
+        self.seen: Measurements | None = None
         self.questions = QuestionMeter(devices)
 
 
@@ -36,9 +37,9 @@ class Autopilot(CombinableSave):
     """Measures stalls, writes and steps, and saves at the interval that minimises lost time.
 
     The interval is that of `jaxckpt.policy.interval.choose`: the best for failures at random, saves
-    never above the stall budget and never faster than they are written. Until a save was measured
-    one is made after a few steps. The interval in force changes when the best one differs by more
-    than a tenth, or when stalls have grown beyond the budget.
+    never above the stall budget and never faster than they are written; none is asked for while one
+    is on its way. Until a save was measured one is made after a few steps. The interval in force
+    changes when the best one differs by more than a tenth, or when stalls outgrow the budget.
 
     In `Checkpointer` the measurements and restarts are those of the run. In orbax's
     ``CheckpointManager`` they come from the times of the questions, and restarts are not known:
@@ -91,8 +92,8 @@ class Autopilot(CombinableSave):
     ) -> bool:
         given: Measurements | None = getattr(context, "measured", None)
         measured = given or self._mind.questions.asked(step, previous_steps, context)
-        if measured.write_secs is None and context.is_saving_in_progress:
-            return False  # the first save is still to show how long one takes
+        if context.is_saving_in_progress:
+            return False  # a snapshot that is taken when the writer is free is a newer one
         wait = self._wait_secs(step, previous_steps, context, measured)
         # At the step that is nearest to the time, not at the first one after it.
         return wait is not None and wait <= 0.5 * (measured.step_secs or 0.0)
@@ -133,12 +134,16 @@ class Autopilot(CombinableSave):
         elapsed = secs_between(since, step.time)
         if measured.stall_secs is None and since == began:
             return FIRST_STEPS * measured.step_secs - elapsed
-        return choice.interval_secs + stall - elapsed
+        due = choice.interval_secs + stall
+        if context.is_saving_in_progress:
+            due = max(due, measured.write_secs or 0.0)
+        return due - elapsed
 
     def _retuned(self, measured: Measurements) -> Choice | None:
         """The interval in force, after a look at what was measured."""
-        if measured.step_secs is None:
+        if measured.step_secs is None or measured == self._mind.seen:
             return self._mind.choice
+        self._mind.seen = measured
         known = measured.step_secs if measured.stall_secs is None else measured.stall_secs
         stall = max(known, LEAST_STALL_SECS)
         found = choose(

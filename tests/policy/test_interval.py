@@ -148,15 +148,15 @@ def test_what_it_says() -> None:
     found = policy.choose(stall_secs=30, mtbf_secs=mtbf)
     assert found.limited_by == "stall budget"
     assert found.why == (
-        "a save after every 16.2 min of training: least time would be lost at 13.5 min, but stalls "
-        "of 30 s may take at most 3 % of the time (expected ETTR 0.9280)"
+        "a save after every 16.2 min of training: least time would be lost at 13.3 min, but stalls "
+        "of 30 s may take at most 3 % of the time (expected ETTR 0.9271)"
     )
     found = policy.choose(stall_secs=0.5, mtbf_secs=mtbf, write_secs=600)
     assert found.limited_by == "write time"
     assert "but a save needs 10 min until it is durable" in found.why
     found = policy.choose(stall_secs=0.001, mtbf_secs=600, step_secs=20)
     assert (found.limited_by, found.interval_secs) == ("step time", 20)
-    assert "least time would be lost at 1.1 s, but one step takes 20 s" in found.why
+    assert "least time would be lost at 1.09 s, but one step takes 20 s" in found.why
     assert [said(x) for x in (0, 0.02, 1, 119, 120, 7200, 172800)] == [
         "0 s", "20 ms", "1 s", "119 s", "2 min", "2 h", "2 days",
     ]  # fmt: skip
