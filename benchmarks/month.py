@@ -35,7 +35,8 @@ GIVEN, LEARNED, TEN, SIXTY, OFTEN = (
     "every 60 minutes",
     "as often as possible",
 )
-_SWEEP, _LEAST, _MOST = 25, 1 / 3, 8.0
+_LEAST, _MOST, _FINE = 1 / 3, 8.0, 1.13
+_LONGEST_SECS = 4500.0
 _METHOD = (
     "method: a simulated month of 30 days, for each policy and interval with the same seeds and so "
     "with the same failures; medians over the seeds with the least and the most; stalls and writes "
@@ -143,10 +144,13 @@ def _one_seed(scenario: Scenario, secs: float, seed: int) -> dict[str, Outcome]:
 
 
 def sweep_steps(scenario: Scenario) -> list[int]:
-    """Numbers of steps around the best interval, each a tenth or so more than the one before."""
+    """Numbers of steps around the best interval, each an eighth or so more than the one before."""
     best = policy.best_interval(scenario.stall, scenario.mtbf)
-    shares = [_LEAST * (_MOST / _LEAST) ** (i / (_SWEEP - 1)) for i in range(_SWEEP)]
-    return sorted({max(1, round(share * best / scenario.step)) for share in shares})
+    interval, found = _LEAST * best, set[int]()
+    while interval < max(_MOST * best, _LONGEST_SECS):
+        found.add(max(1, round(interval / scenario.step)))
+        interval *= _FINE
+    return sorted(found)
 
 
 def _fixed(interval: float) -> str:
