@@ -40,16 +40,11 @@ class KeepLast(CombinableKeep):
     def __post_init__(self) -> None:
         check_count("KeepLast.n", self.n)
 
-    def should_preserve(
-        self,
-        checkpoints: Sequence[CheckpointInfo],
-        *,
-        context: Any,  # noqa: ARG002
-    ) -> list[bool]:
+    def should_preserve(self, checkpoints: Sequence[CheckpointInfo], *, context: Any) -> list[bool]:
         first = len(checkpoints) - self.n
         return [i >= first for i in range(len(checkpoints))]
 
-    def must_keep(self, checkpoints: Sequence[CheckpointInfo], index: int) -> bool:  # noqa: ARG002
+    def must_keep(self, checkpoints: Sequence[CheckpointInfo], index: int) -> bool:
         return False  # it counts steps that are there, and a newer one serves as well
 
 
@@ -66,12 +61,7 @@ class KeepEverySteps(CombinableKeep):
     def __post_init__(self) -> None:
         check_count("KeepEverySteps.n", self.n)
 
-    def should_preserve(
-        self,
-        checkpoints: Sequence[CheckpointInfo],
-        *,
-        context: Any,  # noqa: ARG002
-    ) -> list[bool]:
+    def should_preserve(self, checkpoints: Sequence[CheckpointInfo], *, context: Any) -> list[bool]:
         return [info.step % self.n == 0 for info in checkpoints]
 
     def must_keep(self, checkpoints: Sequence[CheckpointInfo], index: int) -> bool:
@@ -91,12 +81,7 @@ class KeepEverySecs(CombinableKeep):
     def __post_init__(self) -> None:
         check_positive("KeepEverySecs.secs", self.secs, "seconds")
 
-    def should_preserve(
-        self,
-        checkpoints: Sequence[CheckpointInfo],
-        *,
-        context: Any,  # noqa: ARG002
-    ) -> list[bool]:
+    def should_preserve(self, checkpoints: Sequence[CheckpointInfo], *, context: Any) -> list[bool]:
         answers: list[bool] = []
         last: CheckpointInfo | None = None
         for info in checkpoints:
@@ -139,12 +124,7 @@ class KeepBest(CombinableKeep):
         if self.mode not in ("min", "max"):
             raise InvalidOptionsError("KeepBest.mode", self.mode, "'min' or 'max'")
 
-    def should_preserve(
-        self,
-        checkpoints: Sequence[CheckpointInfo],
-        *,
-        context: Any,  # noqa: ARG002
-    ) -> list[bool]:
+    def should_preserve(self, checkpoints: Sequence[CheckpointInfo], *, context: Any) -> list[bool]:
         sign = 1.0 if self.mode == "max" else -1.0
         found = [(self._value(info), i) for i, info in enumerate(checkpoints)]
         ranked = sorted((sign * value, i) for value, i in found if value is not None)
@@ -179,12 +159,7 @@ class KeepSteps(CombinableKeep):
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", checked_steps("KeepSteps.steps", self.steps))
 
-    def should_preserve(
-        self,
-        checkpoints: Sequence[CheckpointInfo],
-        *,
-        context: Any,  # noqa: ARG002
-    ) -> list[bool]:
+    def should_preserve(self, checkpoints: Sequence[CheckpointInfo], *, context: Any) -> list[bool]:
         named = frozenset(self.steps)
         return [info.step in named for info in checkpoints]
 
@@ -196,15 +171,10 @@ class KeepSteps(CombinableKeep):
 class KeepAll(CombinableKeep):
     """Keeps every step."""
 
-    def should_preserve(
-        self,
-        checkpoints: Sequence[CheckpointInfo],
-        *,
-        context: Any,  # noqa: ARG002
-    ) -> list[bool]:
+    def should_preserve(self, checkpoints: Sequence[CheckpointInfo], *, context: Any) -> list[bool]:
         return [True] * len(checkpoints)
 
-    def must_keep(self, checkpoints: Sequence[CheckpointInfo], index: int) -> bool:  # noqa: ARG002
+    def must_keep(self, checkpoints: Sequence[CheckpointInfo], index: int) -> bool:
         return True
 
 

@@ -52,21 +52,17 @@ class EverySteps(CombinableSave):
         return True
 
     def should_save(
-        self,
-        step: CheckpointInfo,
-        previous_steps: Sequence[CheckpointInfo],  # noqa: ARG002
-        *,
-        context: Any,  # noqa: ARG002
+        self, step: CheckpointInfo, previous_steps: Sequence[CheckpointInfo], *, context: Any
     ) -> bool:
         return step.step % self.n == 0
 
     def next_look(
         self,
         step: CheckpointInfo,
-        previous_steps: Sequence[CheckpointInfo],  # noqa: ARG002
+        previous_steps: Sequence[CheckpointInfo],
         *,
-        context: Any,  # noqa: ARG002
-        step_secs: float | None,  # noqa: ARG002
+        context: Any,
+        step_secs: float | None,
     ) -> int:
         return (step.step // self.n + 1) * self.n
 
@@ -139,21 +135,17 @@ class AtSteps(CombinableSave):
         return True
 
     def should_save(
-        self,
-        step: CheckpointInfo,
-        previous_steps: Sequence[CheckpointInfo],  # noqa: ARG002
-        *,
-        context: Any,  # noqa: ARG002
+        self, step: CheckpointInfo, previous_steps: Sequence[CheckpointInfo], *, context: Any
     ) -> bool:
         return step.step in frozenset(self.steps)
 
     def next_look(
         self,
         step: CheckpointInfo,
-        previous_steps: Sequence[CheckpointInfo],  # noqa: ARG002
+        previous_steps: Sequence[CheckpointInfo],
         *,
-        context: Any,  # noqa: ARG002
-        step_secs: float | None,  # noqa: ARG002
+        context: Any,
+        step_secs: float | None,
     ) -> int:
         return min((s for s in self.steps if s > step.step), default=FAR)
 
@@ -167,21 +159,17 @@ class OnPreemption(CombinableSave):
         return False
 
     def should_save(
-        self,
-        step: CheckpointInfo,  # noqa: ARG002
-        previous_steps: Sequence[CheckpointInfo],  # noqa: ARG002
-        *,
-        context: Any,
+        self, step: CheckpointInfo, previous_steps: Sequence[CheckpointInfo], *, context: Any
     ) -> bool:
         return bool(context.reached_preemption)
 
     def next_look(
         self,
-        step: CheckpointInfo,  # noqa: ARG002
-        previous_steps: Sequence[CheckpointInfo],  # noqa: ARG002
+        step: CheckpointInfo,
+        previous_steps: Sequence[CheckpointInfo],
         *,
-        context: Any,  # noqa: ARG002
-        step_secs: float | None,  # noqa: ARG002
+        context: Any,
+        step_secs: float | None,
     ) -> int:
         return FAR  # who is told of a preemption asks at once, whatever the step
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from policy_histories import START, at
 
 from jaxckpt import policy
@@ -117,6 +119,39 @@ def test_stalls_beyond_the_budget_move_it_at_once() -> None:
     least = pilot.choice
     due(pilot, at(9, 9), [], context(replace(KNOWN, stall_secs=20.0)))
     assert pilot.choice is least
+
+
+measurements = st.builds(
+    policy.Measurements,
+    stall_secs=st.floats(2e-3, 300),
+    write_secs=st.one_of(st.none(), st.floats(0, 3000)),
+    restore_secs=st.one_of(st.none(), st.floats(0, 3000)),
+    step_secs=st.floats(0.01, 60),
+    restarts=st.integers(0, 50),
+    observed_secs=st.floats(0, 1e7),
+    devices=st.integers(1, 100_000),
+)
+
+
+@given(st.lists(measurements, min_size=1, max_size=8), st.floats(0.005, 0.3))
+def test_whatever_is_measured_it_stays_near_the_best_and_within_the_budget(
+    told: list[policy.Measurements], budget: float
+) -> None:
+    pilot = policy.Autopilot(stall_budget=budget)
+    for measured in told:
+        due(pilot, at(9, 9), [], context(measured))
+        mtbf = policy.learned_mtbf_secs(measured.restarts, measured.observed_secs, measured.devices)
+        best = policy.choose(
+            stall_secs=measured.stall_secs,
+            mtbf_secs=mtbf,
+            write_secs=measured.write_secs or 0,
+            restore_secs=measured.restore_secs or 0,
+            step_secs=measured.step_secs,
+            stall_budget=budget,
+        )
+        interval = pilot.choice.interval_secs
+        assert abs(best.interval_secs - interval) <= 0.1 * interval
+        assert measured.stall_secs <= budget * (interval + measured.stall_secs) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
