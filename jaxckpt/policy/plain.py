@@ -1,4 +1,4 @@
-"""When to save and what to keep: facts in, answer out, no I/O."""
+"""The two rules of a loop that saves every so many steps and keeps the newest: numbers only."""
 
 from __future__ import annotations
 
