@@ -36,6 +36,7 @@ from jaxckpt.errors import (
 if TYPE_CHECKING:
     from jaxckpt.checkpointer import Checkpointer
     from jaxckpt.handlers import ShardedCheckpointHandler, ShardedRestore, ShardedSave
+    from jaxckpt.reporting import report
     from jaxckpt.single import restore, save
 
 _LATER = {
@@ -43,6 +44,7 @@ _LATER = {
     "ShardedCheckpointHandler": "jaxckpt.handlers",
     "ShardedRestore": "jaxckpt.handlers",
     "ShardedSave": "jaxckpt.handlers",
+    "report": "jaxckpt.reporting",
     "restore": "jaxckpt.single",
     "save": "jaxckpt.single",
 }
@@ -74,6 +76,7 @@ __all__ = [
     "UnsupportedLeafError",
     "UnsupportedTopologyError",
     "__version__",
+    "report",
     "restore",
     "save",
 ]

@@ -21,7 +21,7 @@ LAYERS = [
     {"device", "dist"},
     {"opened", "foreign", "recording"},
     {"merging", "agreeing", "completing", "commit", "places", "items"},
-    {"planning", "sharing"},
+    {"planning", "sharing", "reporting"},
     {"saving", "restoring"},
     {"single"},
     {"step_save"},
