@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jaxckpt.ettr.figures import Figures
@@ -13,7 +13,7 @@ from jaxckpt.ettr.figures import Figures
 class RunReport(Figures):
     """The figures of a run; see `Figures`. Prints as a table, in a notebook too."""
 
-    def save_picture(self, path: str | os.PathLike[str]) -> None:
+    def save_picture(self, path: str | Path) -> None:
         """Draws the run as a timeline into a new or replaced PNG or SVG file, by its suffix.
 
         Raises:
@@ -23,7 +23,7 @@ class RunReport(Figures):
 
         save_picture(self, path)
 
-    def to_tensorboard(self, directory: str | os.PathLike[str]) -> None:
+    def to_tensorboard(self, directory: str | Path) -> None:
         """Writes events that TensorBoard shows.
 
         Raises:

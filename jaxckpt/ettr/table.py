@@ -78,7 +78,7 @@ def duration(secs: float) -> str:
 
 
 def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
 def _share(part: float | None) -> str:
@@ -134,11 +134,9 @@ def _cells(spread: Spread) -> Iterator[str]:
 def _restarts(figures: Figures) -> Table:
     shown = figures.restarts[-_MOST_RESTARTS:]
     hidden = len(figures.restarts) - len(shown)
-    title = (
-        "Restarts" if not hidden else f"The newest {len(shown)} of {len(figures.restarts)} restarts"
-    )
-    table = Table(title=title, title_justify="left", width=_WIDTH)
-    for name in ("at", "after", "from step", "lost steps", "lost work", "down", "until back"):
+    many = f"The newest {len(shown)} of {len(figures.restarts)} restarts"
+    table = _table(many if hidden else "Restarts")
+    for name in ("at", "after", "from step", "steps lost", "in", "down", "back in"):
         table.add_column(name, justify="right", no_wrap=True)
     for restart in shown:
         table.add_row(
@@ -169,7 +167,7 @@ def _notes(figures: Figures) -> Iterator[str]:
     for choice in figures.choices[-_MOST_CHOICES:]:
         yield (
             f"Autopilot, at {duration(choice.at)}: a save every "
-            f"{duration(choice.interval_secs)}. {_printable(choice.why)}"
+            f"{duration(choice.interval_secs)}. {printable(choice.why)}"
         )
     if figures.onlookers:
         yield f"{figures.onlookers} sessions only looked on and are left out."
@@ -179,6 +177,6 @@ def _notes(figures: Figures) -> Iterator[str]:
         yield "The journal reached its limit: what came later is not in these figures."
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Text of a file that nobody vouches for, without what a terminal would obey."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
