@@ -60,8 +60,8 @@ def draw(figures: Figures, kind: str) -> bytes:
         figure.text(0.14, 0.93, _title(figures), fontsize=13, weight="bold")
         figure.text(0.14, 0.865, _subtitle(figures), fontsize=9, color="#444444")
         note = (
-            "The height of a bar is the share of its time; what lasted shorter than can be seen "
-            "is drawn with a least height."
+            "A bar is as high as its share of the time below it, with a least height that can be "
+            "seen. Where there is none: start-up, compilation, evaluation."
         )
         figure.text(0.14, 0.03, note, fontsize=7.5, color="#666666")
         buffer = io.BytesIO()

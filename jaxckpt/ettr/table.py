@@ -77,6 +77,11 @@ def duration(secs: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
+def _brief(secs: float) -> str:
+    """As `duration`, narrower: ``5m20s``, ``3d4h``."""
+    return duration(secs).replace(" min", "m").replace(" ", "")
+
+
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
@@ -140,13 +145,13 @@ def _restarts(figures: Figures) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for restart in shown:
         table.add_row(
-            duration(restart.at),
+            _brief(restart.at),
             _end_of(restart),
             "" if restart.step is None else str(restart.step),
             str(restart.lost_steps),
-            duration(restart.lost_secs),
-            duration(restart.down_secs),
-            "" if restart.back_secs is None else duration(restart.back_secs),
+            _brief(restart.lost_secs),
+            _brief(restart.down_secs),
+            "" if restart.back_secs is None else _brief(restart.back_secs),
         )
     return table
 
