@@ -1,8 +1,8 @@
 """What the journal costs a training loop: a call of `Recorder.step`, and its share of a step.
 
-    python -m benchmarks.journal --out docs/benchmarks
+    python -m benchmarks.journal --dir DIRECTORY --out docs/benchmarks
 
-The journal lies on the disk of ``--directory`` and is written as in a run. A step is a wait of
+The journal lies on the disk of ``--dir`` and is written as in a run. A step is a wait of
 10 ms; what is measured is the time inside the recorder's calls, so that the wait's own spread is
 not in it.
 """
@@ -16,9 +16,9 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.machine import describe
+from benchmarks.machine import Machine, describe
+from benchmarks.tables import about
 from jaxckpt.io.coordinator import Coordinator
 from jaxckpt.io.world import local_world
 from jaxckpt.recording import Recorder
@@ -73,31 +73,31 @@ def measure(directory: str, steps: int) -> Round:
     )
 
 
-def table(rounds: list[Round], machine: dict[str, Any]) -> str:
+def table(rounds: list[Round], machine: Machine) -> str:
     """The results as Markdown."""
     shares = [r.share for r in rounds]
+    method = (
+        f"method: {len(rounds)} loops of {rounds[0].steps} steps, each a wait of "
+        f"{STEP_SECS * 1e3:.0f} ms; every call of the recorder is timed, those that write too; "
+        "the journal lies on the disk above"
+    )
     lines = [
-        "# What the journal costs",
+        "# What the journal costs a training loop",
         "",
-        f"{len(rounds)} loops of {rounds[0].steps} steps of {STEP_SECS * 1e3:.0f} ms; every call "
-        "of the recorder is timed, those that write too. Made by `benchmarks/journal.py`.",
-        "",
-        *(f"- {name}: {value}" for name, value in machine.items()),
+        about(machine, method),
         "",
         "| | median of the loops | least | most |",
-        "| --- | --- | --- | --- |",
+        "|:---|---:|---:|---:|",
     ]
     for name, unit, values in (
-        ("a call, median of the loop", "us", [r.median_secs * 1e6 for r in rounds]),
+        ("a call, median", "us", [r.median_secs * 1e6 for r in rounds]),
         ("a call, 99th percentile", "us", [r.p99_secs * 1e6 for r in rounds]),
-        ("a call that writes, the slowest", "us", [r.largest_secs * 1e6 for r in rounds]),
-        ("a call, loop without waits", "us", [r.busy_secs_per_call * 1e6 for r in rounds]),
-        ("share of the training time", "%", [100 * s for s in shares]),
+        ("the slowest call, which writes", "us", [r.largest_secs * 1e6 for r in rounds]),
+        ("a call in a loop without waits", "us", [r.busy_secs_per_call * 1e6 for r in rounds]),
+        ("share of the training time", "%", [100 * share for share in shares]),
     ):
-        middle = statistics.median(values)
-        lines.append(
-            f"| {name} | {middle:.3g} {unit} | {min(values):.3g} {unit} | {max(values):.3g} {unit} |"
-        )
+        cells = (statistics.median(values), min(values), max(values))
+        lines.append(f"| {name} | " + " | ".join(f"{cell:.3g} {unit}" for cell in cells) + " |")
     met = "met" if statistics.median(shares) < BAR else "not met"
     lines += ["", f"Bar: under {100 * BAR:g} % of a step of 10 ms: {met}.", ""]
     return "\n".join(lines)
@@ -105,17 +105,17 @@ def table(rounds: list[Round], machine: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--directory", default=".", help="on the disk to measure")
+    parser.add_argument("--dir", default=".", help="on the disk to measure")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    rounds = [measure(arguments.directory, arguments.steps) for _ in range(arguments.rounds)]
-    machine = describe(arguments.directory)
+    rounds = [measure(arguments.dir, arguments.steps) for _ in range(arguments.rounds)]
+    machine = describe(arguments.dir)
     text = table(rounds, machine)
     print(text)
     if arguments.out:
-        found = {"machine": machine, "rounds": [asdict(r) for r in rounds]}
+        found = {"machine": asdict(machine), "rounds": [asdict(r) for r in rounds]}
         (arguments.out / "journal.json").write_text(json.dumps(found, indent=1) + "\n")
         (arguments.out / "journal.md").write_text(text)
 

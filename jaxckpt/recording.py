@@ -22,20 +22,22 @@ from jaxckpt.ettr.records import (
     MAX_LINE_BYTES,
     Record,
     encode,
+    encode_steps,
 )
 from jaxckpt.io.store import join
 from jaxckpt.io.world import World
 
 _NS = 1e-9
+_NEVER = 1 << 62
 _SESSION_BYTES = 6
-# A crash hides the steps since the last record: this share of the session, within these bounds.
-_FLUSH_SHARE, _FLUSH_MIN_SECS, _FLUSH_MAX_SECS = 0.05, 0.02, 1.0
+# A kill hides the steps since the last record: a tenth of the session, within these bounds.
+_FLUSH_PART, _FLUSH_MIN_NS, _FLUSH_MAX_NS = 10, 50_000_000, 1_000_000_000
 # From these sizes of the file on, steps are written so seldom only: at the first rate it grows by
-# about 10 MB a day, so it would reach its limit after years.
+# about 8 MB a day, so it would reach its limit after years.
 _THINNING = (
-    (3 * MAX_JOURNAL_BYTES // 4, 600.0),
-    (MAX_JOURNAL_BYTES // 2, 60.0),
-    (MAX_JOURNAL_BYTES // 4, 10.0),
+    (3 * MAX_JOURNAL_BYTES // 4, 600 * _FLUSH_MAX_NS),
+    (MAX_JOURNAL_BYTES // 2, 60 * _FLUSH_MAX_NS),
+    (MAX_JOURNAL_BYTES // 4, 10 * _FLUSH_MAX_NS),
 )
 _SYNCED = frozenset({"durable", "preempted", "end"})
 
@@ -63,17 +65,19 @@ class Recorder:
         self._lines: list[bytes] = []
         self._sync_wanted = False
         self._file_bytes = 0
-        self._longest_secs, self._written = _FLUSH_MAX_SECS, 0.0
-        # Training is at step `_at` since `_until`. Not written yet: `_first` to `_at`, begun at
-        # `_since`, in `_secs`. Since `_until` it trained for `_open`, and from `_mark` on.
-        self._first = self._at = -1
-        self._since = self._until = self._secs = self._open = self._mark = 0.0
-        # A step that was restored, `_open` of then, and when: the next step tells whether training
-        # goes on from it, or it was only looked at.
-        self._origin = -1
-        self._origin_open = self._origin_at = 0.0
+        self._longest_ns, self._written = _FLUSH_MAX_NS, self._began_ns
+        # Times from here on are nanoseconds of the clock. Training has reached a step at a time;
+        # one value, so that another thread sees both or neither. Not written yet: `_first` to that
+        # step, since `_since`, `_away` of it in calls. After it `_open` was spent in calls.
+        self._reached = (-1, self._began_ns)
+        self._first, self._since, self._away, self._open = -1, self._began_ns, 0, 0
+        # A step that was restored, when, and what was spent in calls by then: the next step tells
+        # whether training goes on from it, or it was only looked at.
+        self._origin, self._origin_at, self._origin_open = -1, 0, 0
         self._alone = True  # the next steps get a record for themselves
-        self._depth = 0
+        self._depth, self._call_began = 0, 0
+        # A step before this time need only be remembered; 0 where there is more to do.
+        self._due = 0 if self._on else _NEVER
 
     @property
     def recording(self) -> bool:
@@ -127,7 +131,7 @@ class Recorder:
         line = encode(Record(self._session, now if at is None else at, kind, facts))
         with self._state:
             if kind == "restore":
-                self._set_origin(int(str(facts["step"])), now)
+                self._set_origin(int(str(facts["step"])))
             self._put_steps()
             self._lines.append(line)
             self._sync_wanted |= kind in _SYNCED
@@ -152,82 +156,78 @@ class Recorder:
     def begins(self, step: int) -> None:
         """Training begins at ``step`` now. A record ``restore`` says so of the step restored."""
         with self._state:
-            self._set_origin(step, self.now())
+            self._set_origin(step)
 
     def step(self, step: int) -> None:
         """Training has reached ``step``: the time since the call before was spent on it.
 
         To be called by every `save`, due or not.
         """
-        if not self._on:
-            return
-        now = (self._monotonic_ns() - self._began_ns) * _NS
-        with self._state:
-            spent = self._open
-            if self._depth == 0:
-                spent += now - self._mark
-                self._mark = now
-            self._open = 0.0
-            if self._origin >= 0 or not 0 <= self._at < step:
-                spent = self._settle_origin(step, now, spent)
-            self._secs += spent
-            self._at, self._until = step, now
-            if self._first == step:
-                return
-            secs = _FLUSH_SHARE * now
-            if secs > _FLUSH_MAX_SECS:
-                secs = self._longest_secs
-            elif secs < _FLUSH_MIN_SECS:
-                secs = _FLUSH_MIN_SECS
-            if now - self._written < secs and not self._alone:
-                return
-            # The first by itself: it holds what a start costs, compilation above all.
-            self._alone = False
-            self._put_steps()
-        self._drain()
+        now = self._monotonic_ns()
+        if now < self._due and self._reached[0] < step:
+            self._reached = (step, now)
+        else:
+            self._settle(step, now)
 
     def begin_call(self) -> None:
         """A call of jaxckpt begins: its time is no training. Calls may lie in one another."""
         with self._state:
             self._depth += 1
-            if self._depth == 1:
-                now = self.now()
-                self._open += now - self._mark
-                self._mark = now
+            if self._depth == 1 and self._on:
+                self._call_began, self._due = self._monotonic_ns(), 0
 
     def end_call(self) -> None:
         """The call of the last `begin_call` ends."""
         with self._state:
             self._depth -= 1
             if self._depth == 0:
-                self._mark = self.now()
-                if self._first == self._at and not self._open:
-                    self._since = self._mark
+                self._open += self._monotonic_ns() - self._call_began
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _set_origin(self, step: int, now: float) -> None:
-        trained = 0.0 if self._depth else now - self._mark
-        self._origin, self._origin_open, self._origin_at = step, self._open + trained, now
+    def _set_origin(self, step: int) -> None:
+        now = self._monotonic_ns()
+        self._origin, self._origin_at, self._origin_open = step, now, self._open
+        if self._depth:
+            self._origin_open += now - self._call_began
+        self._due = 0 if self._on else _NEVER
 
-    def _settle_origin(self, step: int, now: float, spent: float) -> float:
-        """From which step training came to ``step``; returns the time that it took."""
-        origin, self._origin = self._origin, -1
-        if 0 <= self._at < step and not self._at < origin < step:
-            return spent  # what was restored was only looked at
-        self._put_steps()
-        if 0 <= origin < step:
-            self._first, self._since = origin, self._origin_at
-            return spent - self._origin_open
-        self._first, self._since = step, now  # nobody knows from where
-        return 0.0
+    def _settle(self, step: int, now: int) -> None:
+        """A step with all that may have happened since the one before."""
+        if not self._on:
+            return
+        with self._state:
+            now = self._call_began if self._depth else now
+            origin, reached, away = self._origin, self._reached[0], self._open
+            self._origin, self._open = -1, 0
+            if 0 <= reached < step and not reached < origin < step:
+                self._away += away  # what was restored, if anything, was only looked at
+            else:
+                self._put_steps()
+                if 0 <= origin < step:
+                    self._first, self._since = origin, self._origin_at
+                    self._away = away - self._origin_open
+                else:  # nobody knows from where
+                    self._first, self._since, self._away = step, now, 0
+            self._reached = (step, now)
+            wait = (now - self._began_ns) // _FLUSH_PART
+            wait = self._longest_ns if wait > _FLUSH_MAX_NS else max(wait, _FLUSH_MIN_NS)
+            if self._first < step and (self._alone or now - self._written >= wait):
+                # The first by itself: it holds what a start costs, compilation above all.
+                self._alone = False
+                self._put_steps()
+                self._written = now
+            self._due = 0 if self._depth or self._alone else self._written + wait
+        self._drain()
 
     def _put_steps(self) -> None:
-        if not self._on or self._first >= self._at:
+        step, until = self._reached
+        if not self._on or self._first >= step:
             return
-        facts = {"first": self._first, "last": self._at, "since": self._since, "secs": self._secs}
-        self._lines.append(encode(Record(self._session, self._until, "steps", facts)))
-        self._first, self._since, self._secs = self._at, self._until, 0.0
+        secs = max(until - self._since - self._away, 0) * _NS
+        at = (until - self._began_ns) * _NS
+        self._lines.append(encode_steps(self._session, at, self._first, step, secs))
+        self._first, self._since, self._away = step, until, 0
 
     def _drain(self) -> None:
         # Whoever writes takes the lines of all: nobody waits for a slow file system but the one
@@ -243,7 +243,7 @@ class Recorder:
             data, sync = b"".join(self._lines), self._sync_wanted
             self._lines.clear()
             self._sync_wanted = False
-            self._written = self.now()
+            self._written = self._monotonic_ns()
         if not self._on or not data:
             return
         try:
@@ -260,9 +260,9 @@ class Recorder:
     def _append(self, data: bytes) -> None:
         self._store.append(self._path, data)
         self._file_bytes += len(data)
-        for size, secs in _THINNING:
+        for size, interval_ns in _THINNING:
             if self._file_bytes > size:
-                self._longest_secs = secs
+                self._longest_ns = interval_ns
                 break
 
     def _give_up(self, reason: str) -> None:

@@ -99,9 +99,9 @@ def test_a_session_from_its_start_to_its_end() -> None:
     assert records[0].facts["wall"] == 1000.0
     assert records[0].facts["processes"] == 2
     assert brief(records, "steps") == [
-        ("steps", 3.0, {"first": 0, "last": 1, "since": 0.0, "secs": 3.0}),
-        ("steps", 3.25, {"first": 1, "last": 3, "since": 3.0, "secs": 0.25}),
-        ("steps", 4.25, {"first": 3, "last": 4, "since": 3.75, "secs": 0.5}),
+        ("steps", 3.0, {"first": 0, "last": 1, "secs": 3.0}),
+        ("steps", 3.25, {"first": 1, "last": 3, "secs": 0.25}),
+        ("steps", 4.25, {"first": 3, "last": 4, "secs": 0.5}),
     ]
     assert brief(records, "save")[0][1] == 3.25
     assert len({r.session for r in records}) == 1
@@ -188,7 +188,7 @@ def test_a_kill_hides_at_most_a_second_of_steps() -> None:
             newest = read(store.kill())[-1] if step % 50 == 0 else None
             assert newest is None or newest.facts["last"] == step
             seen = recorder.now()
-        assert recorder.now() - seen <= min(1.0, max(0.02, 0.05 * recorder.now())) + 0.05
+        assert recorder.now() - seen <= min(1.0, max(0.05, 0.1 * recorder.now())) + 0.05
     seconds = recorder.now()
     assert len(read(store)) < 200 + seconds
 
@@ -268,7 +268,7 @@ def test_only_the_primary_writes_and_only_when_asked() -> None:
 
 def test_a_full_journal_is_given_up_below_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxckpt.recording.MAX_JOURNAL_BYTES", 20_000)
-    monkeypatch.setattr("jaxckpt.recording._THINNING", ((8000, 600.0), (4000, 10.0)))
+    monkeypatch.setattr("jaxckpt.recording._THINNING", ((8000, 600 * 10**9), (4000, 10**10)))
     store, clock = run_store(), Clock()
     recorder = recorder_of(store, clock)
     recorder.start(processes=1, devices=1)

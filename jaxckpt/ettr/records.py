@@ -94,7 +94,7 @@ KINDS: dict[str, dict[str, _Check]] = {
         "processes?": _is_count,
         "devices?": _is_count,
     },
-    "steps": {"first": _is_step, "last": _is_step, "since": _is_secs, "secs": _is_secs},
+    "steps": {"first": _is_step, "last": _is_step, "secs": _is_secs},
     "save": {
         "step": _is_step,
         "stall": _is_secs,
@@ -130,6 +130,17 @@ def encode(record: Record) -> bytes:
         raise ValueError(f"a journal's record {record.kind!r}: no such fields: {sorted(unknown)}")
     line = {"t": _shortened(record.t), "e": record.kind, "s": record.session, **facts}
     return json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def encode_steps(session: str, t: float, first: int, last: int, secs: float) -> bytes:
+    """The line of a record ``steps``, as `encode` has it, in a tenth of the time.
+
+    It is the one that is written in the middle of training.
+    """
+    return (
+        f'{{"t":{round(t, 6)},"e":"steps","s":"{session}","first":{first},"last":{last},'
+        f'"secs":{round(secs, 6)}}}\n'
+    ).encode()
 
 
 def _shortened(value: Any) -> Any:

@@ -22,7 +22,7 @@ _WORDS = {
     "stall": "stall, blocked in save",
     "restore": "restoring",
     "down": "down, between sessions",
-    "other": "other: start-up, compilation, evaluation",
+    "other": "other: start-up, compilation, other calls",
 }
 
 

@@ -30,7 +30,7 @@ def month_records(days: float = 30.0, seed: int = 5) -> list[Record]:
         minute = 0
         while t + 60 < life:
             t += 60
-            facts = {"first": step, "last": step + 12, "since": t - 60, "secs": 60.0}
+            facts = {"first": step, "last": step + 12, "secs": 60.0}
             found.append(Record(session, t, "steps", facts))
             step, minute = step + 12, minute + 1
             if minute % 5 == 2 and step - 24 > durable:

@@ -64,7 +64,7 @@ def start(wall: float, session: str = "a") -> Record:
 
 
 def steps(t: float, first: int, last: int, secs: float, session: str = "a") -> Record:
-    return at(t, "steps", session, first=first, last=last, since=t - secs, secs=secs)
+    return at(t, "steps", session, first=first, last=last, secs=secs)
 
 
 def report_of(*records: Record) -> RunReport:

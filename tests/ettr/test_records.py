@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxckpt.ettr.records import KINDS, MAX_LINE_BYTES, Record, encode, parse_journal
+from jaxckpt.ettr.records import KINDS, MAX_LINE_BYTES, Record, encode, encode_steps, parse_journal
 from jaxckpt.format.names import MAX_STEP
 
 SECS = st.floats(0, 1e9).map(lambda x: round(x, 6))
 COUNTS = st.integers(0, 1 << 60)
 STEPS = st.integers(0, MAX_STEP)
 VALUES = {
-    "wall": SECS, "since": SECS, "secs": SECS, "stall": SECS, "waited": SECS, "write_secs": SECS,
+    "wall": SECS, "secs": SECS, "stall": SECS, "waited": SECS, "write_secs": SECS,
     "interval_secs": SECS, "version": st.text(max_size=20), "why": st.text(max_size=20),
     "error": st.text(max_size=20), "format": COUNTS, "processes": COUNTS, "devices": COUNTS,
     "bytes": COUNTS, "step": STEPS, "newer": STEPS, "lazy": st.booleans(),
@@ -78,7 +78,7 @@ def line(**changes: object) -> bytes:
         line(stall=1).replace(b'"stall": 1', b'"stall": 1e999'),
         line(stall=1).replace(b'"stall": 1', b'"stall": NaN'),
         line(step=1).replace(b'"step": 1', b'"step": ' + b"9" * 5000),
-        line(e="steps", first=5, last=5, since=0, secs=1),
+        line(e="steps", first=5, last=5, secs=1),
         line(e="removed", steps=[1, "2"]), b'{"t":1,"e":"save","s":"ab","step":3}',
     ],
 )  # fmt: skip
@@ -104,3 +104,14 @@ def test_the_writer_holds_the_same_rules() -> None:
     long = encode(Record("a", 0, "failed", {"step": 1, "error": "x" * 5000}))
     many = encode(Record("a", 0, "removed", {"steps": [MAX_STEP] * 5000}))
     assert len(parse_journal(long + many).records) == 2
+
+
+@given(st.text("0123456789abcdef", min_size=12, max_size=12), SECS, STEPS, STEPS, SECS)
+def test_the_quick_line_is_the_same(
+    session: str, t: float, first: int, last: int, secs: float
+) -> None:
+    if first < last:
+        facts = {"first": first, "last": last, "secs": secs}
+        assert encode_steps(session, t, first, last, secs) == encode(
+            Record(session, t, "steps", facts)
+        )
