@@ -20,6 +20,7 @@ from jaxckpt.errors import (
     FormatVersionError,
     InvalidOptionsError,
     JaxckptError,
+    JournalWarning,
     NotACheckpointError,
     NotSharedError,
     PeerFailedError,
@@ -36,6 +37,7 @@ from jaxckpt.errors import (
 if TYPE_CHECKING:
     from jaxckpt.checkpointer import Checkpointer
     from jaxckpt.handlers import ShardedCheckpointHandler, ShardedRestore, ShardedSave
+    from jaxckpt.reporting import report
     from jaxckpt.single import restore, save
 
 _LATER = {
@@ -43,6 +45,7 @@ _LATER = {
     "ShardedCheckpointHandler": "jaxckpt.handlers",
     "ShardedRestore": "jaxckpt.handlers",
     "ShardedSave": "jaxckpt.handlers",
+    "report": "jaxckpt.reporting",
     "restore": "jaxckpt.single",
     "save": "jaxckpt.single",
 }
@@ -58,6 +61,7 @@ __all__ = [
     "FormatVersionError",
     "InvalidOptionsError",
     "JaxckptError",
+    "JournalWarning",
     "NotACheckpointError",
     "NotSharedError",
     "Options",
@@ -74,6 +78,7 @@ __all__ = [
     "UnsupportedLeafError",
     "UnsupportedTopologyError",
     "__version__",
+    "report",
     "restore",
     "save",
 ]

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from jaxckpt._version import __version__
-from jaxckpt.errors import JaxckptError
+from jaxckpt.errors import InvalidOptionsError, JaxckptError
 
 app = typer.Typer(no_args_is_help=True, help="Checkpoints for JAX.", rich_markup_mode="rich")
 
@@ -52,3 +52,38 @@ def demo(
     except (JaxckptError, OSError) as error:
         console.print(f"jaxckpt demo: {error}", style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="The directory of the run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the run's time into this PNG or SVG file.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write events for TensorBoard into this directory.")
+    ] = None,
+) -> None:
+    """Show what a run's time went to: training, lost work, stalls, restores, restarts.
+
+    Example: jaxckpt report runs/digits/interrupted --picture run.svg
+    """
+    from jaxckpt.ettr.table import printable
+    from jaxckpt.reporting import report as report_of
+
+    console = Console()
+    try:
+        found = report_of(run)
+        if picture is not None:
+            found.save_picture(picture)
+        if tensorboard is not None:
+            found.to_tensorboard(tensorboard)
+    except (JaxckptError, OSError) as error:
+        text = printable(f"jaxckpt report: {error}")
+        Console(stderr=True).print(text, style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(2 if isinstance(error, InvalidOptionsError) else 1) from error
+    if as_json:
+        print(found.to_json())
+    else:
+        console.print(found)

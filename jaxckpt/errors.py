@@ -295,6 +295,10 @@ class DamagedStepWarning(UserWarning):
     """A newer step is damaged and an older one was restored in its place."""
 
 
+class JournalWarning(UserWarning):
+    """The run's journal can not be written; training and saves go on without it."""
+
+
 _ADVICE: dict[int, str] = {
     _errno.ENOSPC: "Free space on that file system or keep fewer steps, then save again; "
     "older steps are untouched.",

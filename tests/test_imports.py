@@ -15,12 +15,13 @@ LAYERS = [
     {"errors", "_types", "_version", "_calm"},
     {"_options"},
     {"format", "policy"},
+    {"ettr"},
     {"layout"},
     {"io"},
     {"device", "dist"},
-    {"opened", "foreign"},
+    {"opened", "foreign", "recording"},
     {"merging", "agreeing", "completing", "commit", "places", "items"},
-    {"planning", "sharing"},
+    {"planning", "sharing", "reporting"},
     {"replanning", "staging", "reading_back", "in_flight", "retention"},
     {"saving", "restoring"},
     {"single"},
@@ -112,7 +113,7 @@ def test_who_may_import_what() -> None:
                 assert room == "handlers", f"{file} imports {name}"
             if top == "tensorstore":
                 assert room == "foreign", f"{file} imports {name}"
-            if room in ("format", "layout", "policy"):
+            if room in ("format", "layout", "policy", "ettr"):
                 assert top not in ("os", "time", "random", "threading", "secrets"), (
                     f"{file}: {name}"
                 )

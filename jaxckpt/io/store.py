@@ -76,6 +76,17 @@ class Store(Protocol):
         """An existing regular file; below ``beneath`` no part of the path may be a link."""
         ...
 
+    def append(self, path: str, data: bytes) -> None:
+        """Adds to the end of a regular file, made if it is not there; links are not followed.
+
+        In one write, so that what several writers append does not mix. Not durable by itself.
+        """
+        ...
+
+    def sync_file(self, path: str) -> None:
+        """Returns once all that was appended to a file is durable (its name: ``sync_dir``)."""
+        ...
+
     def make_dir(self, path: str) -> None:
         """A new directory; fails if the name is taken."""
         ...

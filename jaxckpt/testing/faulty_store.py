@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MUTATING = frozenset(
-    {"create", "write", "sync", "make_dir", "sync_dir", "rename", "exchange", "remove", "lock"}
+    {
+        "create",
+        "write",
+        "append",
+        "sync",
+        "make_dir",
+        "sync_dir",
+        "rename",
+        "exchange",
+        "remove",
+        "lock",
+    }
 )
 READING = frozenset({"open", "read", "list_dir", "stat"})
 
@@ -86,6 +97,12 @@ class FaultyStore:
             "open", path, lambda: self._inner.open(path, direct=direct, beneath=beneath)
         )
         return _FaultyReader(self, path, reader)
+
+    def append(self, path: str, data: bytes) -> None:
+        self.do("append", path, lambda: self._inner.append(path, data))
+
+    def sync_file(self, path: str) -> None:
+        self.do("sync", path, lambda: self._inner.sync_file(path))
 
     def make_dir(self, path: str) -> None:
         self.do("make_dir", path, lambda: self._inner.make_dir(path))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from jaxckpt.errors import StorageError
-from jaxckpt.io.store import Stat
+from jaxckpt.io.store import Stat, parent_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -71,6 +71,17 @@ class MemoryStore:
             if isinstance(node, _Dir):
                 raise StorageError("open", path, OSError(errno.EISDIR, "a directory"))
             return MemoryReader(bytes(node.data))
+
+    def append(self, path: str, data: bytes) -> None:
+        with self._mutex:
+            if self._find(path) is None and self._find(parent_of(path)) is not None:
+                self.create(path, direct=False)
+            self._file(path, "append").data.extend(data)
+
+    def sync_file(self, path: str) -> None:
+        with self._mutex:
+            file = self._file(path, "sync")
+            file.durable = bytes(file.data)
 
     def make_dir(self, path: str) -> None:
         with self._mutex:
@@ -216,6 +227,13 @@ class MemoryStore:
         if isinstance(node, _File):
             raise StorageError(operation, path, OSError(errno.ENOTDIR, "not a directory"))
         return node
+
+    def _file(self, path: str, operation: str) -> _File:
+        node = self._find(path)
+        if isinstance(node, _File):
+            return node
+        number = errno.ENOENT if node is None else errno.EISDIR
+        raise StorageError(operation, path, OSError(number, "no file"))
 
     def _parent(self, path: str, operation: str) -> tuple[_Dir, str]:
         head, _, name = path.rstrip("/").rpartition("/")

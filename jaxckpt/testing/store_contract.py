@@ -44,6 +44,23 @@ def check_short_read(store: Store, directory: str) -> None:
     reader.close()
 
 
+def check_append(store: Store, directory: str) -> None:
+    """Makes the file, adds to its end, leaves what is there; only regular files."""
+    path, folder = join(directory, "log"), join(directory, "folder")
+    store.append(path, b"one\n")
+    store.append(path, b"")
+    store.append(path, b"two\n")
+    store.sync_file(path)
+    assert read_file(store, path, 100) == b"one\ntwo\n"
+    write_file(store, join(directory, "made"), b"a")
+    store.append(join(directory, "made"), b"b")
+    assert read_file(store, join(directory, "made"), 100) == b"ab"
+    store.make_dir(folder)
+    _fails_with((errno.EISDIR,), lambda: store.append(folder, b"x"))
+    _fails_with((errno.ENOENT,), lambda: store.append(join(directory, "no", "log"), b"x"))
+    _fails_with((errno.ENOENT,), lambda: store.sync_file(join(directory, "missing")))
+
+
 def check_names_are_taken_once(store: Store, directory: str) -> None:
     """Nothing that is there is replaced."""
     path = join(directory, "name")
@@ -118,6 +135,7 @@ def check_lock(store: Store, directory: str) -> None:
 CHECKS: tuple[Callable[[Store, str], None], ...] = (
     check_round_trip,
     check_short_read,
+    check_append,
     check_names_are_taken_once,
     check_missing,
     check_directories,

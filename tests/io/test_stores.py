@@ -204,3 +204,26 @@ def test_direct_io_is_used_or_refused(tmp_path: Path) -> None:
     reader = LocalStore().open(str(tmp_path / "g"), direct=True)
     assert reader.direct
     reader.close()
+
+
+def test_only_regular_files_are_appended_to(tmp_path: Path) -> None:
+    store = LocalStore()
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(StorageError, match=f"append failed on {tmp_path}/{name}"):
+            store.append(f"{tmp_path}/{name}", b"y")
+    assert (tmp_path / "file").read_bytes() == b"x"
+
+
+def test_what_was_appended_and_not_synced_may_be_lost() -> None:
+    store = MemoryStore()
+    store.append("/log", b"a")
+    store.sync_dir("/")
+    assert store.crash().stat("/log") is not None
+    assert read_file(store.crash(), "/log", 10) == b""
+    store.sync_file("/log")
+    store.append("/log", b"b")
+    assert read_file(store.crash(), "/log", 10) == b"a"
+    assert read_file(store.kill(), "/log", 10) == b"ab"

@@ -1,0 +1,1 @@
+"""The time that counts: a run's journal, what it adds up to, and how that is shown."""
