@@ -125,6 +125,6 @@ def _subtitle(figures: Figures) -> str:
     named = "no restarts" if not restarts else f"{restarts} restart{'s' if restarts > 1 else ''}"
     dashed = " (dashed)" if restarts else ""
     return (
-        f"{duration(figures.wall_secs)} in all; {figures.steps} steps count, "
-        f"{figures.lost_steps} were made again; {figures.stall.count} saves; {named}{dashed}"
+        f"{duration(figures.wall_secs)} in all; steps that count: {figures.steps:,}, made again: "
+        f"{figures.lost_steps:,}; saves: {figures.stall.count:,}; {named}{dashed}"
     )

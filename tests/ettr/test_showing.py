@@ -46,7 +46,7 @@ def test_the_table_says_where_the_time_went() -> None:
         "stall of a save 2 500.0 ms 500.0 ms 2.67 kB/s",
         "write in the background 1 2.0 s 2.0 s 0.50 kB/s",
         "40.0s a failure 10 20 20.0s 1m00s 1m12s",
-        "1 failures, one in 1 min 12 s of running.",
+        "Failures: 1, one in 1 min 12 s of running.",
         "Autopilot, at 2 min 11 s: a save every 12.5 s. few failures",
     ):
         assert line in lines
