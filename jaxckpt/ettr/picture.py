@@ -110,6 +110,8 @@ def _total(figures: Figures, kind: str) -> str:
     if kind == "write":
         return duration(figures.write.total)
     secs = figures.secs_of(kind)
+    if not secs:
+        return "none"
     share = f" · {100 * secs / figures.wall_secs:.2f} %" if figures.wall_secs else ""
     return f"{duration(secs)}{share}"
 

@@ -63,6 +63,8 @@ def _console(figures: Figures) -> Console:
 
 def duration(secs: float) -> str:
     """A time as people say it: ``3.2 ms``, ``41.0 s``, ``5 min 20 s``, ``3 d 4 h``."""
+    if not secs:
+        return "0 s"
     if secs < 1:
         return f"{secs * 1e3:.1f} ms"
     if secs < 59.95:

@@ -84,7 +84,7 @@ def test_many_restarts_are_cut_to_the_newest() -> None:
 @pytest.mark.parametrize(
     ("secs", "text"),
     [(0.0032, "3.2 ms"), (41, "41.0 s"), (59.96, "1 min 00 s"), (320, "5 min 20 s"),
-     (7499, "2 h 05 min"), (86400 * 3 + 14400, "3 d 4 h"), (0, "0.0 ms")],
+     (7499, "2 h 05 min"), (86400 * 3 + 14400, "3 d 4 h"), (0, "0 s")],
 )  # fmt: skip
 def test_durations(secs: float, text: str) -> None:
     assert duration(secs) == text
