@@ -46,7 +46,8 @@ class Recorder:
     """The journal of one process's life in a run; only the primary's writes.
 
     `step`, `begins`, `begin_call` and `end_call` are for the thread that trains, the others for
-    any. No method raises for what the file system says.
+    any. No method raises for what the file system says. A signal's handler may call `note`, and
+    neither `flush` nor `close`.
 
     Args:
         world: its Store and clocks.

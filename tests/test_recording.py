@@ -6,6 +6,9 @@ import dataclasses
 import errno
 import itertools
 import random
+import signal
+import subprocess
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -13,12 +16,13 @@ from typing import Any
 
 import pytest
 
+import jaxckpt
 from jaxckpt.errors import JournalWarning
 from jaxckpt.ettr.records import MAX_JOURNAL_BYTES, Record, parse_journal
 from jaxckpt.io.coordinator import Coordinator
 from jaxckpt.io.local import LocalStore
 from jaxckpt.io.store import Store, read_file
-from jaxckpt.io.world import World
+from jaxckpt.io.world import World, local_world
 from jaxckpt.recording import Recorder
 from jaxckpt.testing.faulty_store import FaultyStore
 from jaxckpt.testing.memory_store import MemoryStore
@@ -327,3 +331,36 @@ def test_a_step_costs_one_reading_of_the_clock_and_no_call_of_the_store() -> Non
         recorder.step(step)
     assert clock.readings == 100
     assert len(store.calls) == calls
+
+
+def test_a_killed_process_leaves_what_it_did(tmp_path: Path) -> None:
+    """Real files, a real SIGKILL in the middle of training, and the next session behind it."""
+    code = (
+        "import os, signal, sys\n"
+        "from jaxckpt.io.coordinator import Coordinator\n"
+        "from jaxckpt.io.world import local_world\n"
+        "from jaxckpt.recording import Recorder\n"
+        "recorder = Recorder(local_world(Coordinator()), sys.argv[1])\n"
+        "recorder.start(processes=1, devices=1)\n"
+        "recorder.begins(0)\n"
+        "for step in range(1, 100_000):\n"
+        "    recorder.step(step)\n"
+        "    if step == 70_000:\n"
+        "        recorder.note('durable', step=70_000)\n"
+        "    if step == 90_000:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    with (tmp_path / "journal.jsonl").open("ab") as torn:
+        torn.write(b'{"t":9.5,"e":"ste')
+    recorder = Recorder(local_world(Coordinator()), str(tmp_path))
+    recorder.start(processes=1, devices=1)
+    recorder.begins(70_000)
+    recorder.step(95_000)
+    recorder.close()
+    report = jaxckpt.report(tmp_path)
+    assert (report.sessions, report.failures, report.skipped_lines) == (2, 1, 1)
+    assert report.steps == 95_000
+    assert report.lost_steps <= 20_000
+    assert report.restarts[0].step == 70_000

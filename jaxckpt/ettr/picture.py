@@ -110,6 +110,8 @@ def _total(figures: Figures, kind: str) -> str:
     if kind == "write":
         return duration(figures.write.total)
     secs = figures.secs_of(kind)
+    if not secs:
+        return "none"
     share = f" · {100 * secs / figures.wall_secs:.2f} %" if figures.wall_secs else ""
     return f"{duration(secs)}{share}"
 
@@ -125,6 +127,6 @@ def _subtitle(figures: Figures) -> str:
     named = "no restarts" if not restarts else f"{restarts} restart{'s' if restarts > 1 else ''}"
     dashed = " (dashed)" if restarts else ""
     return (
-        f"{duration(figures.wall_secs)} in all; {figures.steps} steps count, "
-        f"{figures.lost_steps} were made again; {figures.stall.count} saves; {named}{dashed}"
+        f"{duration(figures.wall_secs)} in all; steps that count: {figures.steps:,}, made again: "
+        f"{figures.lost_steps:,}; saves: {figures.stall.count:,}; {named}{dashed}"
     )

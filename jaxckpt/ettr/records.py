@@ -115,6 +115,14 @@ KINDS: dict[str, dict[str, _Check]] = {
 }
 
 
+_FIELDS = {
+    kind: tuple(
+        (name.removesuffix("?"), not name.endswith("?"), check) for name, check in f.items()
+    )
+    for kind, f in KINDS.items()
+}
+
+
 def encode(record: Record) -> bytes:
     """A record's line. Text and lists are cut to what a reader takes; times to microseconds.
 
@@ -125,7 +133,7 @@ def encode(record: Record) -> bytes:
     wrong = _problem(record.kind, facts)
     if wrong or record.kind not in KINDS:
         raise ValueError(f"a journal's record {record.kind!r}: {wrong or 'no such kind'}")
-    unknown = set(facts) - {name.removesuffix("?") for name in KINDS[record.kind]}
+    unknown = set(facts) - {name for name, _, _ in _FIELDS[record.kind]}
     if unknown:
         raise ValueError(f"a journal's record {record.kind!r}: no such fields: {sorted(unknown)}")
     line = {"t": _shortened(record.t), "e": record.kind, "s": record.session, **facts}
@@ -177,9 +185,7 @@ def _parse_line(line: bytes) -> Record | None:
         raise FormatError("a line of the journal lacks its kind, session or time")
     if kind not in KINDS:
         return None
-    facts = {
-        name: found[name] for name in (n.removesuffix("?") for n in KINDS[kind]) if name in found
-    }
+    facts = {name: found[name] for name, _, _ in _FIELDS[kind] if name in found}
     wrong = _problem(kind, facts)
     if wrong:
         raise FormatError(f"a line of the journal: {wrong}")
@@ -187,13 +193,12 @@ def _parse_line(line: bytes) -> Record | None:
 
 
 def _problem(kind: str, facts: Mapping[str, Any]) -> str:
-    for name, check in KINDS.get(kind, {}).items():
-        plain = name.removesuffix("?")
-        if plain not in facts:
-            if name == plain:
-                return f"no {plain}"
-        elif not check(facts[plain]):
-            return f"{plain} is {facts[plain]!r}"
+    for name, required, check in _FIELDS.get(kind, ()):
+        if name not in facts:
+            if required:
+                return f"no {name}"
+        elif not check(facts[name]):
+            return f"{name} is {facts[name]!r}"
     if kind == "steps" and facts["last"] <= facts["first"]:
         return "its steps do not go forward"
     return ""

@@ -63,6 +63,8 @@ def _console(figures: Figures) -> Console:
 
 def duration(secs: float) -> str:
     """A time as people say it: ``3.2 ms``, ``41.0 s``, ``5 min 20 s``, ``3 d 4 h``."""
+    if not secs:
+        return "0 s"
     if secs < 1:
         return f"{secs * 1e3:.1f} ms"
     if secs < 59.95:
@@ -163,21 +165,21 @@ def _end_of(restart: Restart) -> str:
 def _notes(figures: Figures) -> Iterator[str]:
     reached = "no step" if figures.last_step is None else f"step {figures.last_step}"
     yield (
-        f"Training is at {reached}; {figures.steps} steps count, {figures.lost_steps} were made "
-        f"again. Saves: {figures.stall.count} begun, {figures.durable} durable, "
-        f"{figures.dropped} dropped, {figures.failed} failed."
+        f"Training is at {reached}; steps that count: {figures.steps}, made again: "
+        f"{figures.lost_steps}. Saves begun: {figures.stall.count}, durable: {figures.durable}, "
+        f"dropped: {figures.dropped}, failed: {figures.failed}."
     )
     if figures.mtbf_secs is not None:
-        yield f"{figures.failures} failures, one in {duration(figures.mtbf_secs)} of running."
+        yield f"Failures: {figures.failures}, one in {duration(figures.mtbf_secs)} of running."
     for choice in figures.choices[-_MOST_CHOICES:]:
         yield (
             f"Autopilot, at {duration(choice.at)}: a save every "
             f"{duration(choice.interval_secs)}. {printable(choice.why)}"
         )
     if figures.onlookers:
-        yield f"{figures.onlookers} sessions only looked on and are left out."
+        yield f"Sessions that only looked on and are left out: {figures.onlookers}."
     if figures.skipped_lines:
-        yield f"{figures.skipped_lines} lines of the journal are torn or damaged and left out."
+        yield f"Lines of the journal that are torn or damaged: {figures.skipped_lines}."
     if figures.full:
         yield "The journal reached its limit: what came later is not in these figures."
 
