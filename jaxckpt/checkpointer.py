@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-import operator
+import contextlib
 import os
-import threading
 import warnings
 import weakref
-from collections.abc import Mapping
-from concurrent.futures import wait
+from collections.abc import Generator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from jaxckpt import policy
 from jaxckpt._options import Options, checked_options
-from jaxckpt.commit import clean_leftovers
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import (
     ClosedError,
-    DamagedCheckpointError,
-    DamagedStepWarning,
-    InvalidOptionsError,
-    NotACheckpointError,
-    NotSharedError,
-    StepNotFoundError,
+    PreemptedWarning,
 )
-from jaxckpt.format import orbaxmeta, strictjson
-from jaxckpt.format.limits import MAX_JSON_BYTES
-from jaxckpt.format.names import MAX_STEP
+from jaxckpt.ettr.report import RunReport
 from jaxckpt.in_flight import InFlight
-from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
-from jaxckpt.io.store import join, make_dirs, parent_of, read_file
+from jaxckpt.io.store import join
 from jaxckpt.io.world import World, local_world
-from jaxckpt.items import is_item_name
-from jaxckpt.places import agree_on_steps, checked_path, find_item, scan_steps
+from jaxckpt.items import checked_metrics
+from jaxckpt.places import checked_path
+from jaxckpt.policy import KeepPolicy, SavePolicy, StepInfo
+from jaxckpt.preemption import Preemption
+from jaxckpt.recording import Recorder
 from jaxckpt.replanning import Planner
-from jaxckpt.restoring import Leniency, open_any, restore_tree
-from jaxckpt.retention import Retention
-from jaxckpt.step_save import THREAD_NAME, StepRequest, StepSave, Tools
+from jaxckpt.reporting import report
+from jaxckpt.restoring import Leniency, tree_bytes
+from jaxckpt.retention import time_of
+from jaxckpt.run_reader import Restored, RunReader, open_run
+from jaxckpt.saves import Saves
+from jaxckpt.schedule import (
+    Schedule,
+    checked_grace,
+    checked_step,
+    chosen_keep_policy,
+    chosen_save_policy,
+)
+from jaxckpt.step_save import StepRequest, StepSave, Tools
+
+_CLEANING_SECS = 2.0  # to remove what was begun, before the process is killed
 
 
 class Checkpointer:
@@ -47,17 +51,28 @@ class Checkpointer:
 
     A directory ``<run>/<step>`` for each step, as orbax's ``CheckpointManager`` makes them; it
     lists and restores them, and this class reads those that it made. A save returns once the
-    state is copied out and is finished in the background; one save is under way at a time. Call
-    `close` at the end, or use it as a context manager. Not for several threads at once.
+    state is copied out and is finished in the background; several may be in flight, see `save`.
+    Call `close` at the end, or use it as a context manager. Not for several threads at once.
 
     In a job of several processes every process makes one on the same shared directory, which blocks
     until all have, and all call `save`, `restore` and `restore_or` in the same order. `steps`,
-    `latest_step`, `restore_item`, `wait` and `close` talk to nobody.
+    `latest_step`, `restore_item`, `staged`, `wait`, `report` and `close` talk to nobody.
+
+    A SIGTERM, or in a job the notice of jax's preemption service, makes the next `save` save, due
+    or not, and wait until the step is durable; then `should_stop` is True. A loop that goes on all
+    the same gets the signal's usual effect at its next `save`.
 
     Args:
         directory: of the run; made if it is not there.
-        save_every: `save` does something at multiples of this step number only.
-        keep_last: older whole steps are removed once a newer one is durable; None keeps all.
+        save_every: `save` does something at multiples of this step number only; 1 by default.
+        keep_last: older whole steps are removed once a newer one is durable and read back; None
+            keeps all.
+        save_policy: when to save, in place of ``save_every``; see `jaxckpt.policy`. Orbax's
+            policies work too.
+        keep_policy: what to keep, in place of ``keep_last``.
+        grace_secs: how long after the notice the process will be killed; None leaves signals
+            alone.
+        journal: keep a journal of the run's time in its directory, for `report`.
         options: see `Options`.
         world: the files, processes, clock and randomness to use; the real ones by default.
 
@@ -72,53 +87,55 @@ class Checkpointer:
         self,
         directory: str | os.PathLike[str],
         *,
-        save_every: int = 1,
+        save_every: int | None = None,
         keep_last: int | None = None,
+        save_policy: SavePolicy | None = None,
+        keep_policy: KeepPolicy | None = None,
+        grace_secs: float | None = 30.0,
+        journal: bool = True,
         options: Options | None = None,
         world: World | None = None,
     ) -> None:
-        _check_count("save_every", save_every)
-        if keep_last is not None:
-            _check_count("keep_last", keep_last)
+        save_policy = chosen_save_policy(save_every, save_policy)
+        keep_policy = chosen_keep_policy(keep_last, keep_policy)
+        self._grace_secs = checked_grace(grace_secs)
         self.options = checked_options(options)
         self.directory = checked_path(directory)
-        self._save_every = save_every
         direct = self.options.direct_io == "on"
         self._world = world or local_world(default_coordinator(), require_direct=direct)
-        self._prepare_directory()
-        self._pool = HostPool(self.options.memory_budget_bytes)
+        open_run(self._world, self.directory)
+        self._recorder = Recorder(self._world, self.directory, enabled=journal)
+        self._schedule = Schedule(self._world, self.directory, save_policy, keep_policy)
+        self._recorder.start(
+            processes=self._world.coordinator.process_count, devices=self._schedule.devices
+        )
+        pool = HostPool(self.options.memory_budget_bytes, self._world.monotonic_ns)
         self._engine = Engine(self.options.writer_threads)
-        self._tools = Tools(
+        self._saves = Saves(
+            Tools(
+                self._world,
+                self.options,
+                self._engine,
+                pool,
+                Planner(self.options, self._world.coordinator.processes),
+                InFlight(self.options.in_flight, pool),
+                self._schedule.retention,
+                self._recorder,
+            )
+        )
+        self._pool = pool
+        self._reader = RunReader(
             self._world,
             self.options,
             self._engine,
-            self._pool,
-            Planner(self.options, self._world.coordinator.processes),
-            InFlight(self.options.in_flight, self._pool),
-            Retention(self._world.store, self.directory, keep_last),
+            self.directory,
         )
-        self._saves: list[StepSave] = []  # in flight, or failed; shared with the finalizer
+        self._preemption = Preemption(self._world, enabled=grace_secs is not None)
+        self._stop = False
         # Runs at the latest when the interpreter ends, after the saves in flight.
         self._finalizer = weakref.finalize(
-            self, _shut_down, self.directory, self._engine, self._saves
+            self, self._saves.shut_down, self.directory, self._engine
         )
-
-    def _prepare_directory(self) -> None:
-        store = self._world.store
-        with self._operation(f"opening of {self.directory}") as operation:
-            if operation.process_index == 0:
-                found = store.stat(self.directory)
-                if found is not None and not found.is_dir:
-                    raise NotACheckpointError(
-                        self.directory, "it is a file", "Give a directory for the run."
-                    )
-                for new in make_dirs(store, self.directory):
-                    store.sync_dir(parent_of(new))
-                clean_leftovers(self._world, self.directory)
-            operation.meet("directory is there")
-            if store.stat(self.directory) is None:
-                raise NotSharedError(self.directory, operation.process_index, "the directory")
-            operation.meet("directory is seen")
 
     # -- what is there -----------------------------------------------------------------------------
 
@@ -126,7 +143,7 @@ class Checkpointer:
         """The whole steps, ascending. One being written or damaged in names or sizes is not
         among them.
         """
-        return scan_steps(self._world.store, self.directory).whole
+        return self._reader.steps()
 
     def latest_step(self) -> int | None:
         """The newest whole step."""
@@ -146,21 +163,30 @@ class Checkpointer:
         force: bool = False,
         *,
         items: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
         lazy: bool = False,
     ) -> bool:
-        """Saves a step if it is due.
+        """Saves a step if it is due. Every process must call it, at every step.
 
-        Blocks while an earlier save is being written, and until the state is copied out; the
-        state may be changed or donated afterwards. Every process must call it.
+        Blocks until the state is copied out; it may be changed or donated afterwards. Up to
+        ``Options.in_flight`` snapshots are held in host memory, within the budget: one that is
+        written, and others that wait. The newest is written first; an older one is dropped once
+        a newer one is durable or needs its room, unless the keep policy wants its step, or
+        ``force`` was given. So this blocks for the storage only where the room is full of
+        snapshots that must be kept or are being written, or is smaller than the state.
 
         Args:
             step: a number of the training loop, 0 or more.
             state: a pytree; see `jaxckpt.save`.
-            force: save also when it is not due, and replace a step that exists; the old one
-                stays until the new one is durable.
+            force: save also when it is not due, never drop it, and replace a step that exists; the
+                old one stays until the new one is durable.
             items: values that go to JSON beside the state, by name: the position of a data
                 iterator, a configuration. They come back as JSON holds them: a tuple as a list,
                 keys as str.
+            metrics: numbers by name, for policies and for orbax; stored as orbax stores them.
+            lazy: return at once and copy in the background, behind the next step. The state must
+                not be donated before `staged` is True or `wait_staged` has returned; numpy leaves
+                are copied before this returns.
 
         Returns:
             Whether the step is being saved.
@@ -171,40 +197,98 @@ class Checkpointer:
             ProcessesDisagreeError, PeerFailedError, PeerMissingError: in a job of several
                 processes, on all of them; nothing was written. What goes wrong later is raised by
                 the next `save` or `wait`, on all of them.
-            JaxckptError: also whatever went wrong with the save before.
+            DonatedTooEarlyError: later, for a lazy save whose state was donated.
+            JaxckptError: also whatever went wrong with an earlier save. This one is under way all
+                the same.
         """
         self._refuse_if_closed()
-        step = _checked_step(step)
-        if not force and not policy.is_due(step, self._save_every):
+        step = checked_step(step)
+        self._recorder.step(step)
+        self._schedule.step(step, self._saves)
+        preempted = self._preempted()
+        due = self._schedule.is_due(step, saving=self._saves.any, preempted=preempted)
+        if not (force or preempted or due):
+            self._schedule.left()
             return False
-        self.wait_staged()
-        saves = self._saves
-        saves[:] = [s for s in saves if not s.done.done() or s.done.exception() is not None]
-        request = StepRequest(
-            self.directory,
-            step,
-            items,
-            force,
-            lazy,
-            [s.number for s in saves if s.done.done()],
-        )
-        save = StepSave(self._tools, request, state)
-        failed = [s for s in saves if s.number in save.failed]
-        saves.append(save)
-        self._raise_errors(failed, f"step {step} is being saved nevertheless")
+        with self._call():
+            info = StepInfo(step, time_of(self._world.wall_ns()), checked_metrics(metrics))
+            request = StepRequest(self.directory, info, items, force, lazy, force or preempted)
+            why = "preemption" if preempted else "policy" if due else "forced"
+            try:
+                began = self._recorder.now()
+                save = self._saves.begin(request, state)
+                self._tell(save, began, why, lazy)
+                if preempted:
+                    self._make_durable(save)
+            finally:
+                self._stop = preempted
         return True
 
+    def _preempted(self) -> bool:
+        if self._stop:
+            self._preemption.give_back()
+            return False
+        return self._preemption.reached()
+
+    def _tell(self, save: StepSave, began: float, why: str, lazy: bool) -> None:
+        stall = self._recorder.now() - began
+        self._schedule.saved(stall)
+        self._recorder.note(
+            "save",
+            at=began,
+            step=save.step,
+            stall=stall,
+            waited=save.waited_secs,
+            bytes=save.nbytes,
+            why=why,
+            lazy=lazy,
+        )
+        choice = self._schedule.new_choice()
+        if choice is not None:
+            self._recorder.note("choice", interval_secs=choice.interval_secs, why=choice.why)
+
+    def _make_durable(self, save: StepSave) -> None:
+        """Within the grace period, or not at all."""
+        self._recorder.note("preempted")
+        assert self._grace_secs is not None
+        told = self._preemption.at_ns or self._world.monotonic_ns()
+        left = self._grace_secs - (self._world.monotonic_ns() - told) * 1e-9
+        cleaning = min(_CLEANING_SECS, self._grace_secs / 10)
+        if not self._saves.wait_until(save, left - cleaning, cleaning):
+            warnings.warn(
+                f"step {save.step} of {self.directory} could not be made durable within the "
+                f"{self._grace_secs:g} s after the notice of preemption; the newest durable step "
+                f"is {self.latest_step()}.",
+                PreemptedWarning,
+                stacklevel=3,
+            )
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the job was told to end and its newest state is saved: leave the loop."""
+        return self._stop
+
+    @property
+    def dropped(self) -> int:
+        """How many snapshots were dropped for newer ones."""
+        return self._saves.dropped
+
+    @property
+    def choice(self) -> policy.Choice | None:
+        """The interval that an `Autopilot` has chosen and why; None before, and without one."""
+        return self._schedule.choice
+
     def staged(self) -> bool:
-        """Whether the state of the last save may be changed and donated."""
-        return not self._saves or self._saves[-1].staged.is_set()
+        """Whether the state of the last save may be changed and donated; always, if not lazy."""
+        return self._saves.staged()
 
     def wait_staged(self) -> None:
         """Blocks until the state of the last save may be changed and donated.
 
-        If it was donated before, the next call that raises errors of saves says so.
+        If it was donated before that, the next call that raises errors of saves says so.
         """
-        if self._saves:
-            self._saves[-1].staged.wait()
+        with self._call():
+            self._saves.wait_staged()
 
     def wait(self) -> None:
         """Blocks until every save in flight is durable, so that it survives loss of power, or was
@@ -213,22 +297,29 @@ class Checkpointer:
         Raises:
             JaxckptError: what went wrong with one; older steps are untouched.
         """
-        wait([save.done for save in self._saves])
-        self._raise_errors(list(self._saves))
+        with self._call():
+            self._saves.wait()
 
-    def _raise_errors(self, saves: list[StepSave], note: str = "") -> None:
-        """Raises the first error among saves, each once; waits for them, which have ended or are
-        about to.
+    def report(self) -> RunReport:
+        """What the run's time went to so far, from its journal; see `jaxckpt.report`.
+
+        Any process may call it.
+
+        Raises:
+            CheckpointNotFoundError: there is no journal.
         """
-        errors = [error for save in saves if (error := save.done.exception()) is not None]
-        self._saves[:] = [save for save in self._saves if save not in saves]
-        if not errors:
-            return
-        for other in errors[1:]:
-            errors[0].add_note(f"besides, another save failed: {other}")
-        if note:
-            errors[0].add_note(note)
-        raise errors[0]
+        self._recorder.flush()
+        return report(self.directory, world=self._world)
+
+    @contextlib.contextmanager
+    def _call(self) -> Generator[None]:
+        """Time in here is no training."""
+        self._recorder.begin_call()
+        try:
+            yield
+        finally:
+            self._recorder.end_call()
+            self._schedule.left()
 
     # -- restoring ---------------------------------------------------------------------------------
 
@@ -254,18 +345,12 @@ class Checkpointer:
             TreeMismatchError, DamagedCheckpointError, FormatVersionError: see `jaxckpt.restore`.
         """
         self._refuse_if_closed()
-        self.wait()
-        asked = "the newest step" if step is None else f"step {step}"
-        with self._operation(f"restore of {asked} of {self.directory}") as operation:
-            scan = agree_on_steps(operation, self._world.store, self.directory)
-            if step is None and scan.whole:
-                step = scan.whole[-1]
-                for newer in sorted(s for s in scan.damaged if s > step):
-                    self._warn_of(newer, scan.damaged[newer])
-            if step is None or (step not in scan.whole and not self._is_there(step)):
-                raise StepNotFoundError(self.directory, step, scan.whole)
+        with self._call():
+            self._saves.wait()
             lenient = Leniency(cast, allow_missing, allow_extra)
-            return self._restore_step(operation, step, target, lenient)
+            found = self._reader.restore(target, step, lenient)
+            self._tell_restore(found)
+            return found.tree
 
     def restore_or(self, state: Any) -> tuple[Any, int]:
         """The newest good step and its number, or the state given and 0 where there is no step.
@@ -280,22 +365,14 @@ class Checkpointer:
             state: the target, and the answer where there is no step.
         """
         self._refuse_if_closed()
-        self.wait()
-        with self._operation(f"look at the steps of {self.directory}") as operation:
-            scan = agree_on_steps(operation, self._world.store, self.directory)
-        damaged: DamagedCheckpointError | NotACheckpointError | None = None
-        for step in sorted([*scan.whole, *scan.damaged], reverse=True):
-            try:
-                if step in scan.damaged:
-                    raise DamagedCheckpointError(self.step_path(step), scan.damaged[step])
-                with self._operation(f"restore of step {step} of {self.directory}") as operation:
-                    return self._restore_step(operation, step, state, Leniency()), step
-            except (DamagedCheckpointError, NotACheckpointError) as error:
-                self._warn_of(step, error)
-                damaged = damaged or error
-        if damaged is not None:
-            raise damaged
-        return state, 0
+        with self._call():
+            self._saves.wait()
+            found = self._reader.restore_newest(state)
+            if found is None:
+                self._recorder.begins(0)
+                return state, 0
+            self._tell_restore(found)
+            return found.tree, found.step
 
     def restore_item(self, name: str, step: int | None = None) -> Any:
         """A value that was saved beside the state with ``save(..., items={name: value})``.
@@ -311,62 +388,29 @@ class Checkpointer:
         """
         self._refuse_if_closed()
         self.wait()
-        if not is_item_name(name):
-            raise InvalidOptionsError("name", name, "the name of an item that was saved")
-        if step is None:
-            if self._world.coordinator.process_count > 1:
-                wanted = "the step that was restored: in a job all processes must read the same one"
-                raise InvalidOptionsError("step", step, wanted)
-            step = self.latest_step()
-        if step is None or not self._is_there(step):
-            raise StepNotFoundError(self.directory, step, self.steps())
-        path = join(self.step_path(step), name)
-        file = join(path, orbaxmeta.JSON_ITEM_NAME)
-        try:
-            data = read_file(self._world.store, file, MAX_JSON_BYTES, self.step_path(step))
-            return strictjson.parse(data, file)
-        except FileNotFoundError as error:
-            names = sorted(self._world.store.list_dir(self.step_path(step)))
-            raise NotACheckpointError(
-                path, "the step has no such item", f"The step holds: {', '.join(names)}."
-            ) from error
-        except ValueError as error:
-            raise DamagedCheckpointError(file, str(error)) from error
+        return self._reader.restore_item(name, step)
 
-    def _warn_of(self, step: int, problem: object) -> None:
-        warnings.warn(
-            f"step {step} of {self.directory} is damaged and passed over: {problem}",
-            DamagedStepWarning,
-            stacklevel=3,
+    def _tell_restore(self, found: Restored) -> None:
+        at = max(0.0, self._recorder.now() - found.secs)
+        self._recorder.note(
+            "restore", at=at, step=found.step, secs=found.secs, bytes=tree_bytes(found.tree)
         )
-
-    def _is_there(self, step: int) -> bool:
-        return self._world.store.stat(self.step_path(step)) is not None
-
-    def _operation(self, what: str) -> Operation:
-        return self._world.coordinator.operation(what)
-
-    def _restore_step(self, operation: Operation, step: int, target: Any, lenient: Leniency) -> Any:
-        path = self.step_path(step)
-        if operation.process_index and self._world.store.stat(path) is None:
-            raise NotSharedError(self.directory, operation.process_index, f"step {step}")
-        item = open_any(self._world, find_item(self._world.store, path))
-        return restore_tree(
-            self._world, self.options, self._engine, operation, item, target, lenient
-        )
+        self._schedule.restored()
 
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Waits for the save under way and ends the threads; may be called twice.
+        """Waits for the saves in flight and ends the threads; may be called twice.
 
         Raises:
-            JaxckptError: what went wrong with the save under way.
+            JaxckptError: what went wrong with one of them.
         """
         try:
             self.wait()
         finally:
+            self._preemption.close()
             self._finalizer()
+            self._recorder.close()
             self._pool.trim()
 
     def _refuse_if_closed(self) -> None:
@@ -388,37 +432,3 @@ class Checkpointer:
             if error is None:
                 raise
             error.add_note(f"besides, the last save failed: {failed}")
-
-
-def _shut_down(directory: str, engine: Engine, saves: list[StepSave]) -> None:
-    # The last reference may be a save's own: then this runs on its thread, which can not wait
-    # for itself.
-    own = threading.current_thread().name
-    for save in saves:
-        if own != f"{THREAD_NAME}-{save.step}":
-            wait([save.done])
-    engine.close()
-    for save in saves:
-        error = save.done.exception() if save.done.done() else None
-        if error is not None:
-            warnings.warn(
-                f"a save to {directory} failed and nobody waited for it: {error}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-
-def _checked_step(step: object) -> int:
-    if not isinstance(step, bool):
-        try:
-            number = operator.index(step)  # pyright: ignore[reportArgumentType]
-        except TypeError:
-            number = -1
-        if 0 <= number <= MAX_STEP:
-            return number
-    raise InvalidOptionsError("step", step, f"a whole number from 0 to {MAX_STEP}")
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidOptionsError(name, value, "a whole number from 1 on")

@@ -77,3 +77,18 @@ class ServiceKeys:
     def delete(self, prefix: str) -> None:
         """Removes all keys that begin with ``prefix`` and a slash."""
         self._client.key_value_delete(prefix + "/")
+
+
+def preempted_together(call: int) -> bool:
+    """Whether jax's service tells all processes to save and stop at this call.
+
+    True for one number, the same on every process; every process must ask with 1, 2, 3 and so on.
+    False where the service is off (``jax_enable_preemption_service``).
+    """
+    manager = distributed.global_state.preemption_sync_manager
+    return manager is not None and bool(manager.reached_sync_point(call))
+
+
+def device_count() -> int:
+    """How many devices the job has."""
+    return jax.device_count()

@@ -291,6 +291,25 @@ class ClosedError(JaxckptError, RuntimeError):
     """The object was closed; make a new one."""
 
 
+class PreemptedError(JaxckptError, RuntimeError):
+    """The process had to end before a step was durable; the step was given up.
+
+    Attributes:
+        step: the step.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        super().__init__(
+            f"step {step} could not be made durable before the end of the grace period; it was "
+            "given up, older steps are untouched."
+        )
+
+
+class PreemptedWarning(UserWarning):
+    """The last state could not be saved before the process had to end."""
+
+
 class DamagedStepWarning(UserWarning):
     """A newer step is damaged and an older one was restored in its place."""
 
@@ -317,6 +336,7 @@ _SHARED: dict[type[JaxckptError], tuple[str, ...]] = {
     PeerMissingError: ("what", "point", "timeout_secs", "doing"),
     ProcessesDisagreeError: ("what", "problem"),
     NotSharedError: ("path", "process", "detail"),
+    PreemptedError: ("step",),
     StepExistsError: ("path",),
     StepNotFoundError: ("path", "step", "available"),
     DamagedCheckpointError: ("path", "problem", "leaf", "offset"),

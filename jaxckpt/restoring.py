@@ -319,3 +319,8 @@ def _read_foreign(item: ForeignItem, wave: list[_Pending], values: list[Any]) ->
             item.read(pending.leaf, box, array)
             filled[box] = array
         values[pending.result] = build_result(pending.want, filled)
+
+
+def tree_bytes(tree: Any) -> int:
+    """Bytes of the arrays of a tree, each counted once in the job."""
+    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(tree))

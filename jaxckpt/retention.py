@@ -2,28 +2,102 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import threading
+
 from jaxckpt import policy
-from jaxckpt.io.store import Store
+from jaxckpt.errors import StorageError
+from jaxckpt.format import orbaxmeta
+from jaxckpt.format.limits import MAX_JSON_BYTES
+from jaxckpt.io.store import Store, join, read_file
 from jaxckpt.places import scan_steps
+from jaxckpt.policy import KeepPolicy, StepInfo
 
 
 class Retention:
-    """Says which steps may go, and which snapshots may be dropped.
+    """Says which steps may go, and which snapshots may be dropped. For any thread.
 
     Args:
-        keep_last: how many steps stay; None for all.
+        keep: what stays.
     """
 
-    def __init__(self, store: Store, run: str, keep_last: int | None) -> None:
-        self._store, self._run, self._keep_last = store, run, keep_last
+    def __init__(self, store: Store, run: str, keep: KeepPolicy) -> None:
+        self._store, self._run, self._keep = store, run, keep
+        self._known: dict[int, StepInfo] | None = None
+        self._coming: dict[int, StepInfo] = {}
+        self._lock = threading.Lock()
 
-    def must_keep(self, step: int) -> bool:  # noqa: ARG002
-        """Whether a step is to be kept even when newer ones are durable."""
-        return self._keep_last is None
+    def begin(self, info: StepInfo) -> None:
+        """A step is on its way."""
+        with self._lock:
+            self._coming[info.step] = info
+
+    def end(self, info: StepInfo, *, durable: bool) -> None:
+        """It is durable, or will not come."""
+        with self._lock:
+            if self._coming.get(info.step) is info:
+                del self._coming[info.step]
+            if durable:
+                self._load()[info.step] = info
+
+    def steps(self) -> list[StepInfo]:
+        """The steps that are there or on their way, ascending."""
+        with self._lock:
+            together = {**self._load(), **self._coming}
+            return [together[step] for step in sorted(together)]
+
+    def must_keep(self, info: StepInfo) -> bool:
+        """Whether a step on its way is to be kept even when newer ones are durable."""
+        steps = self.steps()
+        numbers = [other.step for other in steps]
+        if info.step not in numbers:
+            return False
+        return policy.must_keep(self._keep, steps, numbers.index(info.step))
 
     def removable(self, just_saved: int) -> list[int]:
         """The steps that may go once ``just_saved`` is durable and read back, oldest first."""
-        if self._keep_last is None:
-            return []
-        steps = scan_steps(self._store, self._run).whole
-        return policy.steps_to_remove(steps, self._keep_last, just_saved)
+        whole = set(scan_steps(self._store, self._run).whole)
+        with self._lock:
+            known = self._load()
+            for step in set(known) - whole:
+                del known[step]
+            for step in whole - set(known):
+                known[step] = _info_of(self._store, self._run, step)
+            infos = list(known.values())
+        return policy.removable(self._keep, infos, just_saved)
+
+    def removed(self, step: int) -> None:
+        """A step is gone."""
+        with self._lock:
+            self._load().pop(step, None)
+
+    def _load(self) -> dict[int, StepInfo]:
+        if self._known is None:
+            whole = scan_steps(self._store, self._run).whole
+            self._known = {step: _info_of(self._store, self._run, step) for step in whole}
+        return self._known
+
+
+def _info_of(store: Store, run: str, step: int) -> StepInfo:
+    """A step as its metadata tells it; of one that tells nothing, the number."""
+    path = join(run, str(step))
+    began, metrics = 0, None
+    try:
+        name = join(path, orbaxmeta.STEP_NAME)
+        data = read_file(store, name, MAX_JSON_BYTES, path)
+        began, metrics = orbaxmeta.decode_step_facts(data, name)
+        if metrics is None:
+            name = join(path, orbaxmeta.METRICS_ITEM, orbaxmeta.METRICS_ITEM)
+            metrics = orbaxmeta.decode_metrics(read_file(store, name, MAX_JSON_BYTES, path), name)
+    except (FileNotFoundError, ValueError, StorageError):
+        pass  # a policy that asks for what is not known does not keep the step for it
+    return StepInfo(step, time_of(began), metrics)
+
+
+def time_of(wall_ns: int) -> dt.datetime:
+    """A time with a zone from nanoseconds since 1970."""
+    epoch = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    try:
+        return epoch + dt.timedelta(microseconds=wall_ns // 1000)
+    except OverflowError:
+        return epoch

@@ -81,6 +81,10 @@ class StagedItem:
         """Returns once the arrays of the state may be changed or donated."""
         self._staging.copy_out(self._operation.check)
 
+    def stop(self, error: BaseException) -> None:
+        """Ends copies and writes under way, with this error."""
+        self._staging.stop(error)
+
     def abandon(self) -> None:
         """Gives all memory back; neither of the others may be running."""
         self._staging.abandon()

@@ -124,6 +124,10 @@ class Staging:
             self.abandon()
             raise
 
+    def stop(self, error: BaseException) -> None:
+        """Ends copies and writes under way; whoever waits for them raises the error."""
+        self._job.fail(error)
+
     def abandon(self) -> None:
         """Gives all memory back and closes the files."""
         self._job.fail(AbandonedError())

@@ -21,8 +21,10 @@ from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import join, write_file
 from jaxckpt.io.threads import settle
 from jaxckpt.io.world import World
-from jaxckpt.items import encode_items, state_item_name
+from jaxckpt.items import METRICS_ITEM, encode_items, state_item_name
 from jaxckpt.planning import StatePlan, fingerprint, keep_host_values
+from jaxckpt.policy import StepInfo
+from jaxckpt.recording import Recorder
 from jaxckpt.replanning import Planner
 from jaxckpt.retention import Retention
 from jaxckpt.saving import StagedItem, headroom
@@ -30,6 +32,7 @@ from jaxckpt.single import refuse_if_full
 
 THREAD_NAME = "jaxckpt-save"
 _WRITE_SECS = 3600.0  # how long one snapshot may take before others are missed
+_MOST_TOLD_STEPS = 64  # in a record of the journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Tools:
     planner: Planner
     in_flight: InFlight
     retention: Retention
+    recorder: Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +55,24 @@ class StepRequest:
 
     Attributes:
         run: the run's directory.
+        info: step, time of the call and metrics.
         items: values for JSON by item name.
-        replace: take the place of a step that is there; such a one is never dropped.
+        replace: take the place of a step that is there.
         lazy: return before the state is copied.
-        failed: the numbers of earlier saves that have failed and nobody has been told of.
+        keep: never drop it for a newer one.
     """
 
     run: str
-    step: int
+    info: StepInfo
     items: Mapping[str, Any] | None
     replace: bool
     lazy: bool
-    failed: list[int]
+    keep: bool
+
+    @property
+    def step(self) -> int:
+        """The step."""
+        return self.info.step
 
 
 class StepSave:
@@ -74,13 +84,18 @@ class StepSave:
     Attributes:
         done: has the outcome once the step is durable and older ones are gone, or it was dropped.
         dropped_for: the newer step that it was dropped for, if it was.
+        durable_secs: from the call until it was durable; None before, and where it was dropped.
+        waited_secs: how long the caller waited for room.
         failed: the numbers of earlier saves that all processes now raise the errors of.
         staged: set once the state may be changed and donated.
     """
 
-    def __init__(self, tools: Tools, request: StepRequest, state: Any) -> None:
+    def __init__(
+        self, tools: Tools, request: StepRequest, known_failed: list[int], state: Any
+    ) -> None:
         self._tools, self._world, self._request = tools, tools.world, request
-        self._started_ns = tools.world.wall_ns()
+        self._started_ns, self._began_ns = tools.world.wall_ns(), tools.world.monotonic_ns()
+        self._written_secs = 0.0
         self._final = join(request.run, str(request.step))
         self._temporary: Temporary | None = None  # the primary's
         self._failed: BaseException | None = None
@@ -88,17 +103,22 @@ class StepSave:
         self.staged = threading.Event()
         self.done: Future[None] = Future()
         self.dropped_for: int | None = None
+        self.durable_secs: float | None = None
+        self.waited_secs = 0.0
         what = f"save of step {request.step} to {request.run}"
         self._operation = self._world.coordinator.operation(what)
         with self._operation:
-            self._items = encode_items(request.items)
+            self._items = encode_items(request.items, request.info.metrics)
             plan = tools.planner.plan(state)
+            self.nbytes = plan.nbytes
             self._refuse(plan)
+            tools.retention.begin(request.info)
             self._snapshot = self._admit(plan)
             try:
-                self.failed = self._agree(plan)
+                self.failed = self._agree(plan, known_failed)
                 self._begin(plan)
             except BaseException:
+                tools.retention.end(request.info, durable=False)
                 tools.in_flight.end(self._snapshot)
                 raise
 
@@ -129,18 +149,21 @@ class StepSave:
         tools.pool.set_headroom(headroom(plan) * tools.in_flight.limit)
         blocks = plan.writes.blocks(tools.pool.block_bytes)
         decides = self._world.coordinator.is_primary
-        retention, step, keep = tools.retention, request.step, request.replace
-        return tools.in_flight.admit(
-            step, blocks, lambda: keep or retention.must_keep(step), decides=decides
+        retention, info, keep = tools.retention, request.info, request.keep
+        began = self._world.monotonic_ns()
+        snapshot = tools.in_flight.admit(
+            request.step, blocks, lambda: keep or retention.must_keep(info), decides=decides
         )
+        self.waited_secs = self._secs_since(began)
+        return snapshot
 
-    def _agree(self, plan: StatePlan) -> list[int]:
+    def _agree(self, plan: StatePlan, known_failed: list[int]) -> list[int]:
         if self._operation.alone:
-            return self._request.failed
+            return known_failed
         own = fingerprint(plan, self._tools.options, self._items)
         # Whoever has a snapshot that waits may have to write it first.
         patience = _WRITE_SECS if self._snapshot.number > 1 else WAIT_SECS
-        word = agree(self._operation, own, " ".join(map(str, self._request.failed)), patience)
+        word = agree(self._operation, own, " ".join(map(str, known_failed)), patience)
         return [int(number) for number in word.split()]
 
     def _begin(self, plan: StatePlan) -> None:
@@ -180,8 +203,10 @@ class StepSave:
 
     def _copy(self) -> None:
         """In a job an error is raised by `done`, at the same call of all processes."""
+        pool, waited = self._tools.pool, self._tools.pool.waited_secs
         try:
             self._item.copy_out()
+            self.waited_secs += pool.waited_secs - waited
         except BaseException as error:
             self._failed = error
             told_later = self._request.lazy or not self._operation.alone
@@ -199,13 +224,20 @@ class StepSave:
     # -- on its own thread -------------------------------------------------------------------------
 
     def _finish(self) -> None:
+        recorder, step = self._tools.recorder, self._request.step
         try:
             with self._operation:
                 with _Discarding(self):
                     place = self._write()
                 if place:
                     self._commit()
+                else:
+                    recorder.note("dropped", step=step, newer=self.dropped_for)
+        except BaseException as error:
+            recorder.note("failed", step=step, error=type(error).__name__)
+            raise
         finally:
+            self._tools.retention.end(self._request.info, durable=self.durable_secs is not None)
             self._opened.set()
             self.staged.set()
             self._tools.in_flight.end(self._snapshot)
@@ -224,6 +256,7 @@ class StepSave:
                 self._item.abandon()
                 return ""
             check_shared(self._world.store, self._operation, place)
+            began = self._world.monotonic_ns()
             self._item.open(place)
             if not snapshot.whole:
                 self._may_copy = True
@@ -233,6 +266,7 @@ class StepSave:
                 self.staged.wait()
                 self._raise_failed()
             self._item.write()
+            self._written_secs = self._secs_since(began)
         except BaseException:
             self._item.abandon()
             raise
@@ -245,11 +279,24 @@ class StepSave:
         if self._failed is not None:
             raise self._failed
 
+    def _look(self) -> None:
+        self._raise_failed()
+        self._operation.check()
+
+    def give_up(self, error: Exception) -> None:
+        """Stops what can still be stopped; `done` gets the error, unless the step is durable."""
+        self._failed = error
+        self._operation.fail(error)
+        self._item.stop(error)
+
+    def _secs_since(self, began_ns: int) -> float:
+        return (self._world.monotonic_ns() - began_ns) * 1e-9
+
     def _wait_for_turn(self) -> str:
         """The place to write to, the same on every process; "" if it was dropped."""
         in_flight, snapshot, place = self._tools.in_flight, self._snapshot, ""
         is_primary = self._world.coordinator.is_primary
-        if is_primary and in_flight.wait_for_turn(snapshot, self._operation.check):
+        if is_primary and in_flight.wait_for_turn(snapshot, self._look):
             place = self._open_place()
         word = json.dumps([place, snapshot.newer]).encode()
         patience = _WRITE_SECS * in_flight.count  # each of those before it may take its time
@@ -272,27 +319,46 @@ class StepSave:
         handlers = {state_item_name(items): orbaxmeta.STANDARD_HANDLER}
         for name, data in items.items():
             folder = join(path, name)
+            file = name if name == METRICS_ITEM else orbaxmeta.JSON_ITEM_NAME
             store.make_dir(folder)
-            write_file(store, join(folder, orbaxmeta.JSON_ITEM_NAME), data)
+            write_file(store, join(folder, file), data)
             store.sync_dir(folder)
             handlers[name] = orbaxmeta.JSON_HANDLER
         about = orbaxmeta.encode_step(handlers, self._started_ns, self._world.wall_ns())
+        self._raise_failed()
         write_file(store, join(path, orbaxmeta.STEP_NAME), about)
 
     def _commit(self) -> None:
         """The step gets its name; then, and once it is read back, older ones go."""
-        request, word = self._request, b"[]"
+        request, tools, word = self._request, self._tools, b"[]"
         if self._temporary is not None:
             publish(self._world, self._temporary, self._final, replace=request.replace)
-            self._tools.in_flight.made_durable(self._snapshot)
-            word = json.dumps(self._tools.retention.removable(request.step)).encode()
+            self._tell_durable()
+            tools.retention.end(request.info, durable=True)
+            tools.in_flight.made_durable(self._snapshot)
+            word = json.dumps(tools.retention.removable(request.step)).encode()
         removable = json.loads(self._operation.meet("committed", b"", lambda _: word))
+        if self._temporary is None:
+            self._tell_durable()
         if removable:
             self._item.read_back(join(self._final, state_item_name(self._items)))
             self._operation.meet("read back", timeout_secs=_WRITE_SECS)
         if self._world.coordinator.is_primary:
             for old in removable:
                 retire(self._world, join(request.run, str(old)))
+                tools.retention.removed(old)
+            if removable:
+                tools.recorder.note("removed", steps=removable[:_MOST_TOLD_STEPS])
+
+    def _tell_durable(self) -> None:
+        self.durable_secs = self._secs_since(self._began_ns)
+        self._tools.recorder.note(
+            "durable",
+            step=self._request.step,
+            secs=self.durable_secs,
+            write_secs=self._written_secs,
+            bytes=self.nbytes,
+        )
 
     def discard(self, error: BaseException) -> None:
         """Removes what the primary made, once no process writes there any more."""

@@ -338,9 +338,7 @@ def test_a_slow_save_outlasts_many_other_operations() -> None:
         return slow.meet("written", b"from 0", lambda told: told[1])
 
     assert run_job(2, process)[0] == b"from 1"
-    assert len(keys.keys()) > 300
-    run_job(2, lambda i: places[i].operation("next").meet("x"))
-    assert len(keys.keys()) < 200
+    assert len(keys.keys()) < 200  # those of the many others are gone by now
 
 
 def test_old_words_are_forgotten() -> None:

@@ -23,6 +23,7 @@ STRINGS_NAME = "_strings.json"
 STEP_NAME = "_CHECKPOINT_METADATA"
 ARRAYS_DIR = "array_metadatas"
 JSON_ITEM_NAME = "metadata"
+METRICS_ITEM = "metrics"  # also the name of the file in it
 STANDARD_HANDLER = (
     "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 )
@@ -112,7 +113,11 @@ def _is_text(leaf: LeafSpec) -> bool:
     return leaf.kind == "str" or (leaf.kind == "int" and not leaf.dtype)
 
 
-def encode_step(item_handlers: str | Mapping[str, str], init_ns: int, commit_ns: int) -> bytes:
+def encode_step(
+    item_handlers: str | Mapping[str, str],
+    init_ns: int,
+    commit_ns: int,
+) -> bytes:
     """`_CHECKPOINT_METADATA`: of a step (handlers by item) or of a stand-alone item (one)."""
     return _dumps(
         {
@@ -145,6 +150,21 @@ def decode_step(data: bytes, what: str) -> dict[str, str] | str | None:
     if handlers is None:
         return {}
     raise FormatError(f"{what}: item_handlers is {handlers!r:.100}")
+
+
+def decode_step_facts(data: bytes, what: str) -> tuple[int, dict[str, Any] | None]:
+    """When a step's save began, nanoseconds since 1970, and its metrics; as far as it says so."""
+    doc = strictjson.parse(data, what)
+    fields = cast("dict[str, Any]", doc) if isinstance(doc, dict) else {}
+    began, metrics = fields.get("init_timestamp_nsecs"), fields.get("metrics")
+    known = cast("dict[str, Any]", metrics) if isinstance(metrics, dict) and metrics else None
+    return began if isinstance(began, int) else 0, known
+
+
+def decode_metrics(data: bytes, what: str) -> dict[str, Any] | None:
+    """The metrics in orbax's own item of them."""
+    doc = strictjson.parse(data, what)
+    return cast("dict[str, Any]", doc) if isinstance(doc, dict) else None
 
 
 @dataclass(frozen=True, slots=True)

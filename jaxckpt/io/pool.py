@@ -38,9 +38,10 @@ class HostPool:
 
     Args:
         budget_bytes: never holds more than this.
+        clock_ns: to measure for how long somebody had to wait for a block.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, clock_ns: Callable[[], int] | None = None) -> None:
         self.budget_bytes = budget_bytes
         self.block_bytes = block_bytes_for(budget_bytes)
         self.peak_bytes = 0
@@ -48,6 +49,8 @@ class HostPool:
         self._held = 0  # bytes of all blocks, free or out
         self._limit = budget_bytes
         self._changed = threading.Condition()
+        self._clock_ns = clock_ns or (lambda: 0)
+        self._waiting = self._waited_ns = self._since_ns = 0
 
     @property
     def blocks(self) -> int:
@@ -75,7 +78,7 @@ class HostPool:
                     self._held += self.block_bytes
                     self.peak_bytes = max(self.peak_bytes, self._held)
                     break
-                self._changed.wait(_LOOK_AGAIN_SECS)
+                self._wait()
             else:
                 return self._free.pop()
         try:
@@ -88,6 +91,23 @@ class HostPool:
             raise StorageError(
                 "allocate", "host memory", cause, "Lower memory_budget_bytes or free memory."
             ) from error
+
+    @property
+    def waited_secs(self) -> float:
+        """For how long so far one thread at least has waited for a block."""
+        return self._waited_ns * 1e-9
+
+    def _wait(self) -> None:
+        """With the lock held; times in which several wait count once."""
+        if self._waiting == 0:
+            self._since_ns = self._clock_ns()
+        self._waiting += 1
+        try:
+            self._changed.wait(_LOOK_AGAIN_SECS)
+        finally:
+            self._waiting -= 1
+            if self._waiting == 0:
+                self._waited_ns += self._clock_ns() - self._since_ns
 
     def give_back(self, block: NDArray[np.uint8]) -> None:
         """Returns a block that nobody looks at any more."""

@@ -1,0 +1,83 @@
+"""Whether a step is saved: the policy's answer, the same on every process."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from dataclasses import dataclass
+
+from jaxckpt import policy
+from jaxckpt.io.world import World
+from jaxckpt.policy import Measurements, Meter, SaveContext, SavePolicy, StepInfo
+from jaxckpt.retention import Retention, time_of
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What is known when a step is reached.
+
+    Attributes:
+        saving: some save is in flight.
+        preempted: the job was told that it will be ended.
+    """
+
+    saving: bool
+    preempted: bool
+
+
+class Decider:
+    """Asks a save policy.
+
+    Where its answers follow from step numbers alone, every process asks by itself. Else the primary
+    asks, and tells the others together with the step at which they meet again; between the two
+    nobody saves and nobody talks.
+    """
+
+    def __init__(
+        self, world: World, run: str, save: SavePolicy, retention: Retention, meter: Meter
+    ) -> None:
+        self._world, self._run, self._policy = world, run, save
+        self._retention, self._meter = retention, meter
+        self._started = self._time()
+        self._alike = policy.by_step_alone(save)
+        self._next_look = 0
+
+    def is_due(self, step: int, now: Now) -> bool:
+        """Whether to save a step; every process must ask for the same steps."""
+        info = StepInfo(step, self._time())
+        if self._alike:
+            context = self._context(now, None)
+            return self._policy.should_save(info, (), context=context)
+        if self._world.coordinator.process_count == 1:
+            context = self._context(now, self._meter.measured())
+            return self._policy.should_save(info, self._retention.steps(), context=context)
+        if step < self._next_look:
+            return False
+        return self._meet(info, now)
+
+    def _meet(self, info: StepInfo, now: Now) -> bool:
+        def decide(_: list[bytes]) -> bytes:
+            measured = self._meter.measured()
+            context, steps = self._context(now, measured), self._retention.steps()
+            due = bool(self._policy.should_save(info, steps, context=context))
+            look = policy.next_look(
+                self._policy, info, steps, context=context, step_secs=measured.step_secs
+            )
+            # Of a save that begins now the policy knows nothing yet.
+            return json.dumps([due, info.step + 1 if due else look]).encode()
+
+        what = f"schedule of step {info.step} of {self._run}"
+        with self._world.coordinator.operation(what) as operation:
+            due, self._next_look = json.loads(operation.meet("due", decide=decide))
+        return due
+
+    def _context(self, now: Now, measured: Measurements | None) -> SaveContext:
+        return SaveContext(
+            is_saving_in_progress=now.saving,
+            reached_preemption=now.preempted,
+            started=self._started,
+            measured=measured,
+        )
+
+    def _time(self) -> dt.datetime:
+        return time_of(self._world.wall_ns())

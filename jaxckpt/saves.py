@@ -1,0 +1,122 @@
+"""The saves of a loop that are in flight, or whose errors nobody has heard of yet."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from concurrent.futures import wait
+from typing import Any
+
+from jaxckpt.errors import PreemptedError
+from jaxckpt.io.engine import Engine
+from jaxckpt.step_save import THREAD_NAME, StepRequest, StepSave, Tools
+
+
+class Saves:
+    """For one thread, the one that trains.
+
+    Attributes:
+        dropped: how many snapshots were dropped for newer ones.
+        durable_secs: seconds from call to durable, of saves that nobody has asked about yet.
+    """
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._saves: list[StepSave] = []
+        self.dropped = 0
+        self.durable_secs: list[float] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether some save is in flight."""
+        return any(not save.done.done() for save in self._saves)
+
+    def begin(self, request: StepRequest, state: Any) -> StepSave:
+        """Begins a save, then raises the errors of earlier ones that all processes know of.
+
+        Blocks until the state is copied, if the request is not lazy.
+        """
+        self.wait_staged()
+        self._sort_out()
+        known = [save.number for save in self._saves if save.done.done()]
+        save = StepSave(self._tools, request, known, state)
+        failed = [earlier for earlier in self._saves if earlier.number in save.failed]
+        self._saves.append(save)
+        self._raise(failed, f"step {request.step} is being saved nevertheless")
+        return save
+
+    def staged(self) -> bool:
+        """Whether the state of the last save is copied."""
+        return not self._saves or self._saves[-1].staged.is_set()
+
+    def wait_staged(self) -> None:
+        """Blocks until the state of the last save is copied."""
+        if self._saves:
+            self._saves[-1].staged.wait()
+
+    def wait(self) -> None:
+        """Blocks until every save has ended; raises the first error."""
+        wait([save.done for save in self._saves])
+        self._raise(list(self._saves))
+
+    def wait_until(self, save: StepSave, secs: float, cleaning_secs: float) -> bool:
+        """Blocks until a save has ended, or gives up all that are in flight after some time.
+
+        Returns:
+            Whether it ended; its error, if any, is left for the next call.
+        """
+        if not wait([save.done], max(0.0, secs)).not_done:
+            return not isinstance(save.done.exception(), PreemptedError)
+        going = [other for other in self._saves if not other.done.done()]
+        for other in going:
+            other.give_up(PreemptedError(other.step))
+        wait([other.done for other in going], cleaning_secs)
+        given_up = isinstance(save.done.exception(), PreemptedError) if save.done.done() else True
+        self._saves = [
+            other
+            for other in self._saves
+            if other.done.done() and not isinstance(other.done.exception(), PreemptedError)
+        ]
+        return not given_up
+
+    def _sort_out(self) -> None:
+        """Those that have ended well need no more attention."""
+        self._forget([s for s in self._saves if s.done.done() and s.done.exception() is None])
+
+    def _forget(self, saves: list[StepSave]) -> None:
+        for save in saves:
+            self.dropped += save.dropped_for is not None
+            if save.durable_secs is not None:
+                self.durable_secs.append(save.durable_secs)
+        self._saves = [save for save in self._saves if save not in saves]
+
+    def _raise(self, saves: list[StepSave], note: str = "") -> None:
+        """Raises the first error among saves that have ended or are about to; each error once."""
+        errors = [error for save in saves if (error := save.done.exception()) is not None]
+        self._forget(saves)
+        if not errors:
+            return
+        for other in errors[1:]:
+            errors[0].add_note(f"besides, another save failed: {other}")
+        if note:
+            errors[0].add_note(note)
+        raise errors[0]
+
+    def shut_down(self, directory: str, engine: Engine) -> None:
+        """Waits for all and warns of errors that nobody has heard of; from any thread."""
+        # The last reference may be a save's own: then this runs on its thread, which can not wait
+        # for itself.
+        own = threading.current_thread().name
+        saves, self._saves = self._saves, []
+        for save in saves:
+            if own != f"{THREAD_NAME}-{save.step}":
+                wait([save.done])
+        engine.close()
+        for save in saves:
+            error = save.done.exception() if save.done.done() else None
+            if error is not None:
+                warnings.warn(
+                    f"a save to {directory} failed and nobody waited for it: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
