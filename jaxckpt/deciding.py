@@ -42,6 +42,10 @@ class Decider:
         self._alike = policy.by_step_alone(save)
         self._next_look = 0
 
+    def begins(self) -> None:
+        """Training begins, or goes on from a step that was restored."""
+        self._started = self._time()
+
     def is_due(self, step: int, now: Now) -> bool:
         """Whether to save a step; every process must ask for the same steps."""
         info = StepInfo(step, self._time())

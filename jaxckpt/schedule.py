@@ -73,6 +73,7 @@ class Schedule:
     def restored(self) -> None:
         """A step was restored; the loop begins anew."""
         self._restored, self._last = True, None
+        self._decider.begins()
 
     def is_due(self, step: int, *, saving: bool, preempted: bool) -> bool:
         """What the policy says of a step; every process must ask for the same steps."""

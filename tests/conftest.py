@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from jax.sharding import Mesh
 
 from jaxckpt._options import Options
+from jaxckpt.ettr.records import JOURNAL_NAME
 from jaxckpt.io.coordinator import Coordinator
 from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
@@ -40,6 +42,11 @@ def world_of(store: Store) -> World:
         wall_ns=lambda: 1_700_000_000_000_000_000 + next(numbers),
         random_bytes=lambda n: next(numbers).to_bytes(n, "big"),
     )
+
+
+def steps_in(run: Path) -> list[str]:
+    """All that lies in a run's directory but its journal."""
+    return sorted(p.name for p in run.iterdir() if p.name != JOURNAL_NAME)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import steps_in
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,7 +44,7 @@ def test_keeps_the_newest(tmp_path: Path) -> None:
             ckpt.save(step, state(step))
         ckpt.wait()
         assert ckpt.steps() == [4, 5]
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["4", "5"]
+    assert steps_in(tmp_path / "run") == ["4", "5"]
 
 
 def test_goes_back_to_an_older_step_and_keeps_what_it_saves_then(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_replaces_a_step_only_when_asked(tmp_path: Path) -> None:
         ckpt.save(1, state(3), force=True)
         ckpt.wait()
         assert_same(state(3), ckpt.restore(state()))
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["1"]
+    assert steps_in(tmp_path / "run") == ["1"]
 
 
 def test_items_beside_the_state(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_leftovers_of_a_killed_process_go_and_those_of_a_live_one_stay(
     assert done.returncode == -9
     assert [p.name for p in run.iterdir() if p.name.startswith(".jaxckpt-tmp-1-")]
     with Checkpointer(run) as ckpt:
-        assert list(run.iterdir()) == []
+        assert steps_in(run) == []
         assert ckpt.steps() == []
         live = Checkpointer(run)
         begun, held = threading.Event(), threading.Event()

@@ -43,7 +43,7 @@ def states() -> list[Any]:
 
 
 def checkpointer(store: Store, **kwargs: Any) -> Checkpointer:
-    return Checkpointer(RUN, options=OPTIONS, world=world_of(store), **kwargs)
+    return Checkpointer(RUN, options=OPTIONS, world=world_of(store), journal=False, **kwargs)
 
 
 def run_saves(store: Store, states: list[Any], *, force_last: bool = False) -> list[int]:

@@ -56,7 +56,7 @@ def job(stores: list[Store], work: Any, dead: Any = lambda _: None) -> list[Any]
     def process(index: int) -> Any:
         base = world_of(stores[index])
         world = World(stores[index], places[index], base.wall_ns, random_bytes=base.random_bytes)
-        ckpt = Checkpointer(RUN, options=OPTIONS, world=world, keep_last=1)
+        ckpt = Checkpointer(RUN, options=OPTIONS, world=world, keep_last=1, journal=False)
         try:
             return work(ckpt, index)
         finally:
@@ -76,7 +76,9 @@ def save(step: int, seed: int) -> Any:
 
 def check(store: Store, seeds: dict[int, int]) -> int:
     """The newest step is whole, bit for bit; a next save leaves no litter. Returns the step."""
-    with Checkpointer(RUN, options=OPTIONS, world=world_of(store), keep_last=1) as ckpt:
+    with Checkpointer(
+        RUN, options=OPTIONS, world=world_of(store), keep_last=1, journal=False
+    ) as ckpt:
         newest = ckpt.steps()[-1]
         want = state_of(seeds[newest])
         found = ckpt.restore(jax.tree.map(lambda x: x, want))
@@ -276,7 +278,7 @@ def test_options_that_differ_are_refused() -> None:
         base = world_of(inner)
         world = World(inner, places[index], base.wall_ns, random_bytes=base.random_bytes)
         options = dataclasses.replace(OPTIONS, compression="zstd" if index else None)
-        ckpt = Checkpointer(RUN, options=options, world=world)
+        ckpt = Checkpointer(RUN, options=options, world=world, journal=False)
         try:
             ckpt.save(1, state_of(1))
         finally:

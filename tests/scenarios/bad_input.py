@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jaxckpt
 from jaxckpt._types import Processes
 from jaxckpt.dist import ServiceKeys
+from jaxckpt.ettr.records import JOURNAL_NAME
 from jaxckpt.io.coordinator import Coordinator
 from jaxckpt.io.local import LocalStore
 from jaxckpt.io.world import World
@@ -49,7 +50,7 @@ def attempt(call: Callable[[], Any]) -> dict[str, Any]:
 
 
 def listing(directory: str) -> list[str]:
-    found = sorted(os.listdir(directory))
+    found = sorted(set(os.listdir(directory)) - {JOURNAL_NAME})
     meet()
     return found
 

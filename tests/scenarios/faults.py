@@ -17,6 +17,7 @@ import jaxckpt
 from jaxckpt import completing, merging, replanning, restoring, saving, step_save
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import StorageError
+from jaxckpt.ettr.records import JOURNAL_NAME
 from jaxckpt.io import stripe_reader
 from jaxckpt.io.datafiles import DataFiles
 from jaxckpt.io.local import LocalStore, LocalWriter
@@ -134,7 +135,7 @@ def resumed(runs: dict[str, int | None]) -> None:
             assert checkpointer.latest_step() == step + 1, directory
             found = checkpointer.restore(replicated())
             assert_arrays(step + 1, found, directory)
-            names = sorted(os.listdir(directory))
+            names = sorted(set(os.listdir(directory)) - {JOURNAL_NAME})
             assert names == [str(s) for s in range(1, step + 2)], (directory, names)
     meet()
 
@@ -199,7 +200,7 @@ def unwritable(directory: str, cases: list[Any]) -> Any:
                 checkpointer.wait()
         out["secs"] = time.monotonic() - start
         meet()
-        out["names"] = sorted(os.listdir(directory))
+        out["names"] = sorted(set(os.listdir(directory)) - {JOURNAL_NAME})
         meet()
         found.append(out)
     with jaxckpt.Checkpointer(directory) as checkpointer:
