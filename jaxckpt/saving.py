@@ -110,14 +110,14 @@ class StagedItem:
         home = join(item_dir, process_dir(self._process))
         staging, checksum = self._staging, self._options.checksum
         direct = self._options.direct_io != "off"
-        read_back(self._world.store, home, staging.values, staging.crcs, checksum, direct)
+        read_back(self._world.store, home, list(staging.values()), staging.crcs, checksum, direct)
 
     @calm
     def _write_database(self, sizes: dict[str, int]) -> Announcement:
         """The process's own index and manifest."""
         world, process = self._world, process_dir(self._process)
         home = join(self._dir, process)
-        entries = self._staging.entries
+        entries = self._staging.entries()
         if world.coordinator.is_primary:
             entries.extend(self._metadata())
         if not entries:
