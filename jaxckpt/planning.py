@@ -17,6 +17,7 @@ from jaxckpt._calm import calm
 from jaxckpt._options import Options
 from jaxckpt._types import LeafSpec, Processes
 from jaxckpt.agreeing import Fingerprint
+from jaxckpt.device import transfer
 from jaxckpt.format.tree import TreeNode
 from jaxckpt.format.values import text_value
 from jaxckpt.format.zarr import CRC_BYTES
@@ -93,12 +94,16 @@ def plan_state(state: Any, options: Options, processes: Processes) -> StatePlan:
         processes.index,
         [leaf.spec.name for leaf in leaves],
         {number for number, leaf in enumerate(described) if _is_bare(leaf.source)},
+        {number for number, leaf in enumerate(described) if _is_far(leaf.source)},
         data_file_bytes=options.data_file_bytes,
         footer_bytes=CRC_BYTES if options.checksum else 0,
         compressed=options.compression is not None,
     )
     sources = [leaf.source for leaf in described]
-    temporary = _temporary_bytes(sources, writes, compressed=options.compression is not None)
+    compressed = options.compression is not None
+    temporary = _temporary_bytes(
+        sources, writes, options.memory_budget_bytes, compressed=compressed
+    )
     return StatePlan(flat.root, leaves, sources, plan, writes, temporary, plan.nbytes)
 
 
@@ -106,11 +111,21 @@ def _is_bare(source: Any) -> bool:
     """Whether an array is one piece of this host's memory that can be looked at as it is."""
     if not isinstance(source, jax.Array) or len(source.sharding.device_set) > 1:
         return False
-    return next(iter(source.sharding.device_set)).platform == "cpu"
+    return not _is_far(source)
 
 
-def _temporary_bytes(sources: list[Any], writes: WritePlan, *, compressed: bool) -> int:
-    """What temporary copies of chunks take: one compressed or made contiguous, one padded."""
+def _is_far(source: Any) -> bool:
+    if not isinstance(source, jax.Array):
+        return False
+    return transfer.is_far(next(iter(source.sharding.device_set)))
+
+
+def _temporary_bytes(
+    sources: list[Any], writes: WritePlan, budget_bytes: int, *, compressed: bool
+) -> int:
+    """What temporary copies of chunks take: one compressed or made contiguous, one padded, and
+    those on their way from accelerators.
+    """
     copies = 2 if compressed else 1
     needed = padded = 0
     for write in writes.writes:
@@ -122,7 +137,14 @@ def _temporary_bytes(sources: list[Any], writes: WritePlan, *, compressed: bool)
             needed = max(needed, copies * chunk.nbytes)
         if write.uneven:
             padded = max(padded, chunk.nbytes)
-    return needed + padded
+    largest = max((w.chunk.nbytes for w in writes.writes if w.far), default=0)
+    arriving = min(writes.far_bytes, max(largest, transfer_limit(budget_bytes)))
+    return needed + padded + arriving
+
+
+def transfer_limit(budget_bytes: int) -> int:
+    """How much may be on its way from accelerators at once."""
+    return min(transfer.MOST_BYTES, budget_bytes // 4)
 
 
 def is_contiguous(source: Any) -> bool:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from jaxckpt._calm import calm
 from jaxckpt._options import Options
 from jaxckpt.device.host_view import host_chunk, prepare_chunk
+from jaxckpt.device.transfer import Transfers
 from jaxckpt.errors import DonatedTooEarlyError
 from jaxckpt.format.btree import ValueRef
 from jaxckpt.format.datafiles import DataFile
@@ -35,7 +36,7 @@ from jaxckpt.io.store import Store, Writer, join
 from jaxckpt.io.waiting import AbandonedError
 from jaxckpt.layout.placement import Place, Placer
 from jaxckpt.layout.write_plan import SMALL_BYTES, PlannedWrite
-from jaxckpt.planning import StatePlan
+from jaxckpt.planning import StatePlan, transfer_limit
 
 
 class Staging:
@@ -72,6 +73,8 @@ class Staging:
         self._inside: list[Entry] = []  # values of the index
         self._packed: dict[int, Place] = {}  # places of compressed values by row
         self._placer = Placer(options.data_file_bytes)
+        limit = transfer_limit(options.memory_budget_bytes)
+        self._transfers = Transfers(limit, job.stopped)
         self._one_copy = threading.Lock()  # one temporary copy of a chunk at a time
         self._where: tuple[Store, str] | None = None
         self._writers: dict[int, Writer] = {}
@@ -111,8 +114,11 @@ class Staging:
                 self._held.acquire()
             mine: list[tuple[PlannedWrite, ...]] = []
             for group in self._plan.groups:
-                if self._whole and group[0].chunk.nbytes < SMALL_BYTES:
+                far = any(write.far for write in group)
+                if self._whole and not far and group[0].chunk.nbytes < SMALL_BYTES:
                     mine.append(group)
+                elif far:
+                    self._transfer_group(group, tasks)
                 else:
                     tasks.append(job.copy(functools.partial(self._copy_group, group)))
             for group in mine:
@@ -208,6 +214,24 @@ class Staging:
         self._writers[number] = writer
         return writer
 
+    def _transfer_group(self, group: tuple[PlannedWrite, ...], tasks: list[Future[None]]) -> None:
+        """Begins the transfers here, in the order of the places, and copies on a thread."""
+        chunks = [(self._sources[write.chunk.leaf], write.chunk) for write in group]
+        try:
+            arriving = self._transfers.begin(chunks)
+        except RuntimeError as error:
+            raise self._named(error, group) from error
+
+        def copy() -> None:
+            try:
+                while arriving:
+                    self._copy(group[-len(arriving)], arriving.pop(0))
+            finally:
+                arriving.clear()
+                self._transfers.done(chunks)
+
+        tasks.append(self._job.copy(copy))
+
     # -- copies, on several threads ----------------------------------------------------------------
 
     def _copy_group(self, group: tuple[PlannedWrite, ...]) -> None:
@@ -216,17 +240,25 @@ class Staging:
             try:
                 if write.bare:
                     self._take(write, np.asarray(source))
-                elif write.uneven or self._compressed:
-                    with self._one_copy:
-                        value = host_chunk(source, write.chunk)
-                        self._take(write, _padded(value, self._shapes[write.chunk.leaf]))
                 else:
-                    self._take(write, host_chunk(source, write.chunk))
+                    self._copy(write, functools.partial(host_chunk, source, write.chunk))
             except RuntimeError as error:
-                deleted = getattr(source, "is_deleted", None)
-                if deleted is None or not deleted():
-                    raise
-                raise DonatedTooEarlyError(self._names[write.chunk.leaf]) from error
+                raise self._named(error, (write,)) from error
+
+    def _copy(self, write: PlannedWrite, value: Callable[[], np.ndarray]) -> None:
+        if write.uneven or self._compressed:
+            with self._one_copy:
+                self._take(write, _padded(value(), self._shapes[write.chunk.leaf]))
+        else:
+            self._take(write, value())
+
+    def _named(self, error: RuntimeError, group: tuple[PlannedWrite, ...]) -> Exception:
+        """The same error, or which leaf it was that could not be read since it is gone."""
+        for write in group:
+            deleted = getattr(self._sources[write.chunk.leaf], "is_deleted", None)
+            if deleted is not None and deleted():
+                return DonatedTooEarlyError(self._names[write.chunk.leaf])
+        return error
 
     def _take(self, write: PlannedWrite, value: np.ndarray) -> None:
         if self._compressed:

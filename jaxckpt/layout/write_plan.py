@@ -28,6 +28,7 @@ class PlannedWrite:
             only when it is compressed.
         uneven: the box is cut at the end of the array and stored in a whole chunk's shape.
         bare: it is all of an array that can be looked at as it is.
+        far: it comes over a bus.
     """
 
     chunk: PlannedChunk
@@ -36,6 +37,7 @@ class PlannedWrite:
     place: Place | None
     uneven: bool
     bare: bool
+    far: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +48,14 @@ class WritePlan:
         groups: the same in parts that a thread copies at a time, small values and large ones in
             groups of their own.
         cut: those that are a part of what their device holds.
+        far_bytes: how much of it comes over a bus.
         ends: where the last value of each data file ends; without compression.
         nbytes: raw bytes.
     """
 
     groups: tuple[tuple[PlannedWrite, ...], ...]
     cut: tuple[PlannedWrite, ...]
+    far_bytes: int
     ends: tuple[int, ...]
     nbytes: int
 
@@ -70,6 +74,7 @@ def plan_writes(
     process: int,
     names: Sequence[str],
     bare: Collection[int],
+    far: Collection[int],
     *,
     data_file_bytes: int,
     footer_bytes: int,
@@ -80,6 +85,7 @@ def plan_writes(
     Args:
         names: of the leaves.
         bare: numbers of leaves that can be looked at as they are.
+        far: numbers of leaves on accelerators.
         footer_bytes: what is stored behind each value.
     """
     placer = Placer(data_file_bytes)
@@ -93,13 +99,16 @@ def plan_writes(
         row = plan.starts[chunk.leaf] + chunk.number
         uneven = chunk.box.shape != plan.chunk_shapes[chunk.leaf]
         whole = chunk.leaf in bare and plan.chunk_count(chunk.leaf) == 1 and not uneven
-        writes.append(PlannedWrite(chunk, key, row, None if compressed else place, uneven, whole))
+        kept = None if compressed else place
+        write = PlannedWrite(chunk, key, row, kept, uneven, whole, chunk.leaf in far)
+        writes.append(write)
     nbytes = sum(write.chunk.nbytes for write in writes)
     # zstd makes what can not be compressed a little larger.
     spare = nbytes // 128 + (128 << 10) if compressed else 0
     ends = tuple(end + spare for end in placer.ends)
     cut = tuple(w for w in writes if w.chunk.device >= 0 and w.chunk.box != w.chunk.region)
-    return WritePlan(tuple(_grouped(writes, nbytes)), cut, ends, nbytes)
+    far_bytes = sum(write.chunk.nbytes for write in writes if write.far)
+    return WritePlan(tuple(_grouped(writes, nbytes)), cut, far_bytes, ends, nbytes)
 
 
 def _grouped(writes: list[PlannedWrite], nbytes: int) -> Iterable[tuple[PlannedWrite, ...]]:
