@@ -41,7 +41,6 @@ class StagedItem:
 
     Args:
         whole: all of it fits into the pool beside what is there.
-        may_grow: see ``HostPool.acquire``; False for a caller that waits for the end anyway.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class StagedItem:
         state: StatePlan,
         *,
         whole: bool,
-        may_grow: bool = True,
     ) -> None:
         self._world, self._options, self._operation = world, options, operation
         self._process = world.coordinator.process_index
@@ -63,7 +61,7 @@ class StagedItem:
         self._specs = [leaf.spec for leaf in state.leaves]
         self._dir = ""
         job = engine.job()
-        self._staging = Staging(options, pool, job, state, whole=whole, may_grow=may_grow)
+        self._staging = Staging(options, pool, job, state, whole=whole)
 
     def open(self, item_dir: str) -> None:
         """Says where the item is made.
@@ -188,7 +186,7 @@ def stage(
     state: StatePlan,
     item_dir: str,
     *,
-    may_grow: bool = True,
+    waits: bool,
 ) -> StagedItem:
     """Copies what this process writes of a planned state out of its arrays.
 
@@ -197,13 +195,11 @@ def stage(
 
     Args:
         item_dir: see ``StagedItem.open``.
-        may_grow: False for a caller that waits for the end anyway: it takes few blocks.
+        waits: the caller waits for the end anyway, so writing may begin with the first copies.
     """
     pool.set_headroom(headroom(state))
-    whole = may_grow and state.writes.blocks(pool.block_bytes) <= pool.blocks
-    staged = StagedItem(
-        world, options, engine, pool, operation, state, whole=whole, may_grow=may_grow
-    )
+    whole = not waits and state.writes.blocks(pool.block_bytes) <= pool.blocks
+    staged = StagedItem(world, options, engine, pool, operation, state, whole=whole)
     try:
         staged.open(item_dir)
         staged.copy_out()

@@ -47,7 +47,6 @@ class Staging:
 
     Args:
         whole: all of it fits into the pool.
-        may_grow: see ``HostPool.acquire``.
 
     Attributes:
         crcs: of this process's chunks, by their row in the plan; complete after `finish`.
@@ -61,7 +60,6 @@ class Staging:
         state: StatePlan,
         *,
         whole: bool,
-        may_grow: bool,
     ) -> None:
         self.crcs = np.zeros(len(state.plan.owners), np.uint32)
         self._checksum, self._compressed = options.checksum, options.compression is not None
@@ -88,7 +86,6 @@ class Staging:
                 self._placer.ends if self._compressed else state.writes.ends,
                 self._create,
                 checksum=self._checksum,
-                may_grow=may_grow,
             )
 
     def open(self, store: Store, home: str) -> None:

@@ -31,7 +31,6 @@ class StreamedFiles:
         ends: where the last value of each file ends; grows as places are handed out.
         create: makes the file of a number.
         checksum: append each value's crc32c.
-        may_grow: see ``HostPool.acquire``.
     """
 
     def __init__(
@@ -42,10 +41,9 @@ class StreamedFiles:
         create: Callable[[int], Writer],
         *,
         checksum: bool,
-        may_grow: bool,
     ) -> None:
         self._pool, self._job, self._ends, self._create = pool, job, ends, create
-        self._checksum, self._may_grow = checksum, may_grow
+        self._checksum = checksum
         self._files: dict[int, ExtentWriter] = {}
         self._lock = threading.Lock()
 
@@ -100,7 +98,7 @@ class StreamedFiles:
             if number not in self._files:
                 job = self._job
                 writer = self._create(number)
-                extents = ExtentWriter(writer, self._pool, job.write, job.stopped, self._may_grow)
+                extents = ExtentWriter(writer, self._pool, job.write, job.stopped)
                 self._files[number] = extents
             return self._files[number]
 

@@ -47,7 +47,6 @@ class ExtentWriter:
         pool: where blocks come from.
         submit: runs a function on a writer thread.
         stopped: says that the save failed; waits for blocks end then.
-        may_grow: see ``HostPool.acquire``.
     """
 
     def __init__(
@@ -56,10 +55,8 @@ class ExtentWriter:
         pool: HostPool,
         submit: Submit,
         stopped: Callable[[], bool],
-        may_grow: bool,
     ) -> None:
         self._writer, self._pool, self._submit, self._stopped = writer, pool, submit, stopped
-        self._may_grow = may_grow
         self._windows: dict[int, _Window] = {}
         self._lock = threading.Lock()
         self._pending: list[Future[None]] = []
@@ -133,7 +130,7 @@ class ExtentWriter:
             window.ready.wait()
         else:
             try:
-                window.block = self._pool.acquire(self._may_grow, self._stopped)
+                window.block = self._pool.acquire(self._stopped)
             finally:
                 if window.block is None:
                     with self._lock:

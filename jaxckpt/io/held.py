@@ -53,7 +53,7 @@ class HeldFiles:
             blocks: list[Block | None] = []
             self._blocks.append(blocks)
             for _ in range(count):
-                block = self._pool.acquire(stopped=self._stopped)
+                block = self._pool.acquire(self._stopped)
                 if block is None:
                     raise AbandonedError
                 blocks.append(block)

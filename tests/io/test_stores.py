@@ -155,7 +155,7 @@ def test_values_of_any_size_copied_by_many_threads_land_where_they_belong(
     pool = HostPool(16 * MIB)
     engine = Engine(2)
     job = engine.job()
-    extents = ExtentWriter(store.create("/f", direct=True), pool, job.write, job.stopped, True)
+    extents = ExtentWriter(store.create("/f", direct=True), pool, job.write, job.stopped)
     placer = Placer(1 << 40)
     places = [placer.place(n) for n in lengths]
     values = [np.random.default_rng(i).integers(1, 255, n, np.uint8) for i, n in enumerate(lengths)]
