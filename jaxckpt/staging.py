@@ -42,6 +42,7 @@ class Staging:
     Args:
         whole: all of it fits into the pool.
         may_grow: see ``HostPool.acquire``.
+        wrote: see ``ExtentWriter``.
 
     Attributes:
         entries: the database's, complete after `finish`.
@@ -58,6 +59,7 @@ class Staging:
         *,
         whole: bool,
         may_grow: bool,
+        wrote: Callable[[int], None],
     ) -> None:
         self.entries: list[Entry] = []
         self.crcs = np.zeros(len(state.plan.owners), np.uint32)
@@ -76,6 +78,7 @@ class Staging:
             data_file_bytes=options.data_file_bytes,
             checksum=options.checksum,
             may_grow=may_grow,
+            wrote=wrote,
         )
 
     def open(self, store: Store, home: str) -> None:

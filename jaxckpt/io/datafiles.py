@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ class DataFiles:
         data_file_bytes: for values that get their places here.
         checksum: append each value's crc32c.
         may_grow: see ``HostPool.acquire``.
+        wrote: see ``ExtentWriter``.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class DataFiles:
         data_file_bytes: int,
         checksum: bool,
         may_grow: bool,
+        wrote: Callable[[int], None],
     ) -> None:
-        self._pool, self._job = pool, job
+        self._pool, self._job, self._wrote = pool, job, wrote
         self._checksum, self._may_grow = checksum, may_grow
         self._footer_bytes = CRC_BYTES if checksum else 0
         self._placer = Placer(data_file_bytes)
@@ -170,7 +172,7 @@ class DataFiles:
             if extents is not None:
                 return extents
             job = self._job
-            extents = ExtentWriter(self._pool, job.write, job.stopped, self._may_grow)
+            extents = ExtentWriter(self._pool, job.write, job.stopped, self._may_grow, self._wrote)
             self._extents[number] = extents
         self._open_file(number, extents)
         return extents

@@ -58,13 +58,19 @@ class ExtentWriter:
         submit: runs a function on a writer thread.
         stopped: says that the save failed; waits for blocks end then.
         may_grow: see ``HostPool.acquire``.
+        wrote: told of every window that was written, with its bytes.
     """
 
     def __init__(
-        self, pool: HostPool, submit: Submit, stopped: Callable[[], bool], may_grow: bool
+        self,
+        pool: HostPool,
+        submit: Submit,
+        stopped: Callable[[], bool],
+        may_grow: bool,
+        wrote: Callable[[int], None],
     ) -> None:
         self._pool, self._submit, self._stopped = pool, submit, stopped
-        self._may_grow = may_grow
+        self._may_grow, self._wrote = may_grow, wrote
         self._writer: Writer | None = None
         self._windows: dict[int, _Window] = {}
         self._lock = threading.Lock()
@@ -179,6 +185,7 @@ class ExtentWriter:
             try:
                 if not self._stopped():
                     writer.write_at(number * size, memory[:want].data)
+                    self._wrote(want)
             finally:
                 self._pool.give_back(memory)
 

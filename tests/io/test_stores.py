@@ -157,7 +157,7 @@ def test_values_of_any_size_copied_by_many_threads_land_where_they_belong(
     pool = HostPool(16 * MIB)
     engine = Engine(2)
     job = engine.job()
-    extents = ExtentWriter(pool, job.write, job.stopped, True)
+    extents = ExtentWriter(pool, job.write, job.stopped, True, lambda _: None)
     placer = Placer(1 << 40)
     places = [placer.place(n) for n in lengths]
     values = [np.random.default_rng(i).integers(1, 255, n, np.uint8) for i, n in enumerate(lengths)]
@@ -174,7 +174,7 @@ def test_values_of_any_size_copied_by_many_threads_land_where_they_belong(
 
     if late:
         pool = HostPool(64 * MIB)
-        extents = ExtentWriter(pool, job.write, job.stopped, True)
+        extents = ExtentWriter(pool, job.write, job.stopped, True, lambda _: None)
     else:
         extents.open(store.create("/f", direct=True))
     job.join([job.copy(lambda i=i: put(i)) for i in range(len(lengths))])
