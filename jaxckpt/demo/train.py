@@ -137,7 +137,7 @@ def run(directory: str, steps: int, save_every: int, kill_at: int | None, consol
                     saves.append(time.perf_counter() - begun)
                 if ckpt.should_stop:
                     break
-                progress.update(bar, completed=step + 1, **metrics)
+                progress.update(bar, completed=step + 1, loss=metrics["loss"])
                 if (step + 1) % _LOOK_EVERY == 0:
                     progress.update(bar, ettr=ckpt.report().ettr or 0.0)
                 if step + 1 == kill_at:

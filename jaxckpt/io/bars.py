@@ -31,6 +31,11 @@ class _Row:
         self.looks = 0
         self.task: TaskID | None = None
 
+    @property
+    def shown(self) -> bool:
+        """Whether it has been there for long."""
+        return self.looks > _LOOKS_BEFORE
+
 
 class Bars:
     """A `Display` for people.
@@ -85,47 +90,48 @@ class Bars:
         if _others_display():
             self._take_down()
             return
-        for tally, row in self._rows.items():
-            if row.looks > _LOOKS_BEFORE:
-                self._draw_row(tally, row)
-        if self._progress is not None:
-            self._progress.refresh()
-
-    def _draw_row(self, tally: Tally, row: _Row) -> None:
         if self._progress is None:
             self._progress = _progress(self._console())
+        for tally, row in self._rows.items():
+            self._update(self._progress, tally, row)
+        if any(row.shown for row in self._rows.values()):
             self._progress.start()
-        if row.task is None:
-            row.task = self._progress.add_task(tally.what, total=tally.total_bytes, **_words(tally))
-        self._update(self._progress, row.task, tally)
+        self._progress.refresh()
 
-    def _update(self, progress: Progress, task: TaskID, tally: Tally) -> None:
-        progress.update(task, completed=tally.done_bytes)
-        speed = progress.tasks[progress.task_ids.index(task)].speed
-        progress.update(task, **_words(tally, speed))
+    def _update(self, progress: Progress, tally: Tally, row: _Row) -> None:
+        """Measures from the first look on, also what is not shown yet."""
+        if row.task is None:
+            row.task = progress.add_task(tally.what, total=tally.total_bytes, **_words(tally))
+        progress.update(row.task, completed=tally.done_bytes, visible=row.shown)
+        speed = progress.tasks[progress.task_ids.index(row.task)].speed
+        progress.update(row.task, **_words(tally, speed))
 
     def _end_row(self, tally: Tally, row: _Row, whole: bool) -> None:
         progress, task = self._progress, row.task
         if progress is None or task is None:
             return
-        last = all(other.task is None for other in self._rows.values())
-        if whole and last:
+        last = not any(other.shown for other in self._rows.values())
+        if whole and row.shown and last:
+            for other in self._rows.values():
+                self._remove(progress, other)
             progress.update(task, total=tally.done_bytes)
-            self._update(progress, task, tally)
+            self._update(progress, tally, row)
         else:
             progress.remove_task(task)
         if last:
-            self._progress = None
-            progress.stop()
+            self._take_down()
 
     def _take_down(self) -> None:
         progress, self._progress = self._progress, None
         if progress is not None:
             for row in self._rows.values():
-                if row.task is not None:
-                    progress.remove_task(row.task)
-                    row.task = None
-            progress.stop()
+                self._remove(progress, row)
+            progress.live.stop()  # `Progress.stop` would print an empty line into a file
+
+    def _remove(self, progress: Progress, row: _Row) -> None:
+        if row.task is not None:
+            progress.remove_task(row.task)
+            row.task = None
 
     def _careful(self, work: Callable[[], Any]) -> None:
         try:

@@ -46,7 +46,9 @@ def screen() -> Iterator[Screen]:
     assert sys.stdout.__class__.__name__ != "FileProxy"
 
 
-def test_a_short_one_shows_nothing(screen: Screen) -> None:
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_short_one_shows_nothing(terminal: bool) -> None:
+    screen = Screen(terminal=terminal)
     tally = screen.tally("save of step 3")
     assert screen.look(LOOKS - 1)
     tally.add(4_000_000_000)
@@ -93,7 +95,7 @@ def test_one_that_failed_leaves_nothing(terminal: bool) -> None:
     if terminal:
         assert after.endswith("\x1b[?25h")
     else:
-        assert screen.text().strip() == ""
+        assert screen.text() == "" or screen.text() == "\n"
 
 
 def test_a_file_gets_one_line_at_the_end() -> None:
@@ -103,7 +105,7 @@ def test_a_file_gets_one_line_at_the_end() -> None:
         tally.add(1_000_000_000)
         screen.look()
     tally.end(whole=True)
-    assert screen.text().count("save of step 3") == 1
+    assert screen.text().count("save of step 3") == screen.text().count("\n") == 1
     assert "4.00 of 4.00 GB" in screen.text()
 
 
@@ -151,6 +153,19 @@ def test_keeps_away_from_a_display_of_the_program(
         screen.look()
         assert len(screen.text()) == before
     tally.end(whole=True)
+
+
+def test_one_that_is_not_shown_yet_outlives_the_last_bar(screen: Screen) -> None:
+    first = screen.tally("save of step 3")
+    screen.look(LOOKS - 1)
+    second = screen.tally("save of step 4", 10_000_000_000)
+    screen.look(2)
+    second.add(5_000_000_000)
+    first.end(whole=True)
+    assert "save of step 4" not in screen.text()
+    screen.look()
+    assert "5.00 of 10.00 GB" in screen.text()
+    second.end(whole=False)
 
 
 def test_long_names_are_cut_to_a_line(screen: Screen) -> None:
