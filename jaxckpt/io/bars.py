@@ -126,7 +126,10 @@ class Bars:
         if progress is not None:
             for row in self._rows.values():
                 self._remove(progress, row)
-            progress.live.stop()  # `Progress.stop` would print an empty line into a file
+            if progress.live.is_started and progress.tasks:
+                progress.stop()  # in a file it ends the line
+            else:
+                progress.live.stop()
 
     def _remove(self, progress: Progress, row: _Row) -> None:
         if row.task is not None:

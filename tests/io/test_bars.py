@@ -95,7 +95,7 @@ def test_one_that_failed_leaves_nothing(terminal: bool) -> None:
     if terminal:
         assert after.endswith("\x1b[?25h")
     else:
-        assert screen.text() == "" or screen.text() == "\n"
+        assert screen.text() == ""
 
 
 def test_a_file_gets_one_line_at_the_end() -> None:
