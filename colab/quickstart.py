@@ -55,6 +55,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from sklearn.datasets import load_digits
 
 import jaxckpt
+from jaxckpt import policy
 
 runs = Path(tempfile.mkdtemp(prefix="jaxckpt-"))
 
@@ -115,10 +116,12 @@ def train_step(state, images, labels):
 # %% [markdown]
 # ## A training loop
 #
-# Two calls are jaxckpt's: `restore_or` at the beginning and `save` in the loop. The batch depends
-# on the step alone, so a resumed run sees the data that it would have seen. Each step is waited for
-# because of jax's virtual CPU devices: on few cores they can lock up when many steps with
-# collectives are in flight.
+# Two calls are jaxckpt's: `restore_or` at the beginning and `save` in the loop, at every step. What
+# is saved and what is kept is said by policies: here every tenth step, of which the newest three
+# stay and the one with the least loss. `should_stop` is true once the job was told to end. The
+# batch depends on the step alone, so a resumed run sees the data that it would have seen. Each step
+# is waited for because of jax's virtual CPU devices: on few cores they can lock up when many steps
+# with collectives are in flight.
 
 
 # %%
@@ -128,14 +131,18 @@ class PowerCutError(Exception):
 
 def train(directory, steps=60, interrupt_at=None):
     state = create_state()
-    with jaxckpt.Checkpointer(directory, save_every=10, keep_last=3) as ckpt:
+    when = policy.EverySteps(10)
+    keep = policy.KeepLast(3) | policy.KeepBest(1, "loss")
+    with jaxckpt.Checkpointer(directory, save_policy=when, keep_policy=keep) as ckpt:
         state, first = ckpt.restore_or(state)
         print(f"beginning at step {first}")
         for step in range(first, steps):
             pick = np.random.default_rng(step).integers(0, len(images), 64)
             state, loss = train_step(state, images[pick], labels[pick])
             jax.block_until_ready(loss)
-            ckpt.save(step + 1, state)
+            ckpt.save(step + 1, state, metrics={"loss": loss})
+            if ckpt.should_stop:
+                break
             if step + 1 == interrupt_at:
                 raise PowerCutError
     print(f"loss {loss:.4f} after step {steps}")
@@ -168,6 +175,20 @@ def same_bits(one, other):
 assert same_bits(resumed, whole)
 
 # %% [markdown]
+# ## Where the time goes
+#
+# Each run keeps a journal. From it: the share of the time in which steps were made that count
+# (ETTR), stalls, the work that the interruption cost, and how long the run took to come back. In a
+# run as short as this one, most of the time is start-up and compilation.
+#
+# `policy.Autopilot()` in place of `EverySteps` measures all this while training runs, and chooses
+# the interval that loses least time.
+
+# %%
+report = jaxckpt.report(runs / "interrupted")
+report
+
+# %% [markdown]
 # ## What lies on disk
 #
 # One directory for each step that was kept, as orbax's manager names them. Small arrays lie in the
@@ -175,7 +196,7 @@ assert same_bits(resumed, whole)
 
 # %%
 run = runs / "interrupted"
-print("steps:", sorted(int(path.name) for path in run.iterdir()))
+print("steps:", sorted(int(path.name) for path in run.iterdir() if path.name.isdigit()))
 for file in sorted((run / "60").rglob("*")):
     if file.is_file():
         print(f"{file.stat().st_size:>10}  {file.relative_to(run)}")

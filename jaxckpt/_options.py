@@ -36,6 +36,9 @@ class Options:
             restore.
         direct_io: ``"on"`` goes past the page cache and fails where the file system can not,
             ``"off"`` never does, ``"auto"`` does where it can.
+        progress: show a bar on the standard error stream for each save that is being written and
+            each restore that takes longer than about a second: GB, GB/s and the time left. In a
+            job process 0 shows its own share.
     """
 
     chunk_bytes: int = 64 * MIB
@@ -50,6 +53,7 @@ class Options:
     check_gathered: bool = True
     barrier_secs: float = 60.0
     direct_io: Literal["on", "off", "auto"] = "auto"
+    progress: bool = False
 
     def __post_init__(self) -> None:
         _check_int("chunk_bytes", self.chunk_bytes, 4 * KIB, 4 * GIB)
@@ -58,7 +62,7 @@ class Options:
         _check_int("in_flight", self.in_flight, 1, 64)
         _check_int("writer_threads", self.writer_threads, 1, 64)
         _check_int("gather_bytes", self.gather_bytes, 1 * MIB, 1 << 40)
-        for name in ("checksum", "check_gathered"):
+        for name in ("checksum", "check_gathered", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOptionsError(name, getattr(self, name), "True or False")
         if self.complete not in ("auto", "direct", "allgather", "broadcast"):

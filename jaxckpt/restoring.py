@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import queue
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from jaxckpt.io.chunk_reader import ChunkReader, Task
 from jaxckpt.io.chunk_sink import ChunkSink
 from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.engine import Engine, Job
+from jaxckpt.io.progress import Tally
 from jaxckpt.io.world import World
 from jaxckpt.layout.flatten import flatten_target
 from jaxckpt.layout.match import Wanted, match_target, wanted_without_target
@@ -126,13 +128,15 @@ def _read(
         if agree(operation, _fingerprint(item.path, wanted, options), own) != own:
             problem = "the checkpoint that process 0 sees"
             raise NotSharedError(item.path, operation.process_index, problem)
-    for number, wave in enumerate(_waves(arrays, options.memory_budget_bytes)):
-        if number:
-            operation.meet("next part", timeout_secs=_READ_SECS)
-        if isinstance(item, ForeignItem):
-            _read_foreign(item, wave, values)
-        else:
-            _read_own(world, options, engine, operation, item, wave, values)
+    total = sum(pending.nbytes for pending in arrays)
+    with world.tally(operation.what, total, shown=options.progress) as tally:
+        for number, wave in enumerate(_waves(arrays, options.memory_budget_bytes)):
+            if number:
+                operation.meet("next part", timeout_secs=_READ_SECS)
+            if isinstance(item, ForeignItem):
+                _read_foreign(item, wave, values, tally)
+            else:
+                _read_own(world, options, engine, operation, item, wave, values, tally)
     operation.meet("restored", timeout_secs=_READ_SECS)
     return values
 
@@ -190,6 +194,13 @@ class _Pending:
     boxes: list[Box]
     needing: Needing
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the regions."""
+        assert self.want.spec is not None
+        elements = sum(math.prod(box.shape) for box in self.boxes)
+        return elements * DTYPES[self.want.spec.dtype].itemsize
+
 
 def _waves(arrays: list[_Pending], budget_bytes: int) -> Iterator[list[_Pending]]:
     """Everything at once where host memory is the result itself; else parts within the budget."""
@@ -227,6 +238,7 @@ def _read_own(
     item: OpenedItem,
     wave: list[_Pending],
     values: list[Any],
+    tally: Tally,
 ) -> None:
     slots = [Slot(pending.leaf, box) for pending in wave for box in pending.boxes]
     sidecar = item.sidecar
@@ -246,6 +258,7 @@ def _read_own(
         memory,
         checksum=sidecar.checksum,
         compression=sidecar.compression,
+        placed=tally.add,
     )
     by_box = {(s.leaf, s.box): m for s, m in zip(slots, memory, strict=True)}
     del memory
@@ -309,7 +322,7 @@ def _as_they_arrive(job: Job, tasks: list[Task], wave: list[_Pending]) -> Iterat
         job.join(futures)
 
 
-def _read_foreign(item: ForeignItem, wave: list[_Pending], values: list[Any]) -> None:
+def _read_foreign(item: ForeignItem, wave: list[_Pending], values: list[Any], tally: Tally) -> None:
     for pending in wave:
         spec = item.leaves[pending.leaf]
         filled: dict[Box, np.ndarray] = {}
@@ -317,6 +330,7 @@ def _read_foreign(item: ForeignItem, wave: list[_Pending], values: list[Any]) ->
             pending.boxes, regions(pending.boxes, DTYPES[spec.dtype]), strict=True
         ):
             item.read(pending.leaf, box, array)
+            tally.add(array.nbytes)
             filled[box] = array
         values[pending.result] = build_result(pending.want, filled)
 

@@ -18,6 +18,7 @@ from jaxckpt.format.sidecar import FileRecord, Sidecar
 from jaxckpt.format.zarr import array_metadata, metadata_key
 from jaxckpt.io.coordinator import Operation
 from jaxckpt.io.engine import Engine
+from jaxckpt.io.extents import round_up
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import join, write_file
 from jaxckpt.io.world import World
@@ -60,8 +61,10 @@ class StagedItem:
         self._root, self._plan = state.root, state.plan
         self._specs = [leaf.spec for leaf in state.leaves]
         self._dir = ""
+        total = None if options.compression else sum(map(round_up, state.writes.ends))
+        self._tally = world.tally(operation.what, total, shown=options.progress)
         job = engine.job()
-        self._staging = Staging(options, pool, job, state, whole=whole)
+        self._staging = Staging(options, pool, job, state, whole=whole, wrote=self._tally.add)
 
     def open(self, item_dir: str) -> None:
         """Says where the item is made.
@@ -70,6 +73,7 @@ class StagedItem:
             item_dir: exists and is empty but for what other processes write.
         """
         store, self._dir = self._world.store, item_dir
+        self._tally.begin()
         home = join(item_dir, process_dir(self._process))
         store.make_dir(home)
         store.make_dir(join(home, "d"))
@@ -86,15 +90,17 @@ class StagedItem:
     def abandon(self) -> None:
         """Gives all memory back; neither of the others may be running."""
         self._staging.abandon()
+        self._tally.end(whole=False)
 
     def write(self) -> None:
         """Blocks until the item is whole and durable; its name in the parent is not, yet.
 
         Every process of the job must call this.
         """
-        sizes = self._staging.finish(self._operation.check)
-        own = self._write_database(sizes)
-        self._operation.meet("written", own.encode(), self._write_root, _WRITE_SECS)
+        with self._tally:
+            sizes = self._staging.finish(self._operation.check)
+            own = self._write_database(sizes)
+            self._operation.meet("written", own.encode(), self._write_root, _WRITE_SECS)
 
     def read_back(self, item_dir: str) -> None:
         """Blocks until all that this process wrote has been read from the disk and is the same.

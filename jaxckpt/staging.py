@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import crc32c
 import numpy as np
@@ -38,6 +38,9 @@ from jaxckpt.layout.placement import Place, Placer
 from jaxckpt.layout.write_plan import SMALL_BYTES, PlannedWrite
 from jaxckpt.planning import StatePlan, transfer_limit
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 
 class Staging:
     """A state on its way from arrays to files.
@@ -47,6 +50,7 @@ class Staging:
 
     Args:
         whole: all of it fits into the pool.
+        wrote: told of every write, with its bytes.
 
     Attributes:
         crcs: of this process's chunks, by their row in the plan; complete after `finish`.
@@ -60,7 +64,9 @@ class Staging:
         state: StatePlan,
         *,
         whole: bool,
+        wrote: Callable[[int], None],
     ) -> None:
+        self._wrote = wrote
         self.crcs = np.zeros(len(state.plan.owners), np.uint32)
         self._checksum, self._compressed = options.checksum, options.compression is not None
         self._direct = options.direct_io != "off"
@@ -208,7 +214,7 @@ class Staging:
         store, home = self._where
         writer = store.create(join(home, data_file(number)), direct=self._direct)
         self._writers[number] = writer
-        return writer
+        return _Telling(writer, self._wrote)
 
     def _transfer_group(self, group: tuple[PlannedWrite, ...], tasks: list[Future[None]]) -> None:
         """Begins the transfers here, in the order of the places, and copies on a thread."""
@@ -287,6 +293,18 @@ class Staging:
         footer = CRC_BYTES if self._checksum else 0
         place = self._packed[write.row] = self._placer.place(len(packed) + footer)
         return place, np.frombuffer(packed, np.uint8)
+
+
+class _Telling:
+    """A file that tells how much is written to it."""
+
+    def __init__(self, writer: Writer, wrote: Callable[[int], None]) -> None:
+        self._writer, self._wrote = writer, wrote
+        self.sync, self.close = writer.sync, writer.close
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        self._writer.write_at(offset, data)
+        self._wrote(memoryview(data).nbytes)
 
 
 def _padded(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

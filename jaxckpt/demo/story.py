@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import signal
@@ -15,6 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxckpt.errors import InvalidOptionsError, JaxckptError, NotACheckpointError
+from jaxckpt.reporting import report
+
+_PICTURE = "report.png"
 
 
 class DemoError(JaxckptError, RuntimeError):
@@ -44,11 +48,13 @@ def tell(directory: Path, steps: int, save_every: int, console: Console) -> None
             f"the resumed run ends with other parameters ({resumed['digest'][:16]}) than the "
             f"uninterrupted one ({reference['digest'][:16]})."
         )
-    _report(killed, resumed, kill_at, console)
+    _show_result(killed, resumed, kill_at, console)
+    _show_time(killed, directory / _PICTURE, console)
+    _show_commands(killed, resumed, console)
 
 
 def _clear(directory: Path) -> None:
-    ours = {"interrupted", "uninterrupted"}
+    ours = {"interrupted", "uninterrupted", _PICTURE}
     if directory.exists():
         if not directory.is_dir() or not {p.name for p in directory.iterdir()} <= ours:
             raise NotACheckpointError(
@@ -72,7 +78,7 @@ def _train(
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _report(directory: Path, resumed: dict[str, Any], kill_at: int, console: Console) -> None:
+def _show_result(directory: Path, resumed: dict[str, Any], kill_at: int, console: Console) -> None:
     stalls = resumed["stall_ms"]
     size = resumed["nbytes"] / 1e6
     table = Table(title="What happened", show_header=False)
@@ -90,6 +96,21 @@ def _report(directory: Path, resumed: dict[str, Any], kill_at: int, console: Con
     )
     table.add_row("where", str(directory))
     console.print(table)
+
+
+def _show_time(run: Path, picture: Path, console: Console) -> None:
+    """From the journal of the killed run: both of its sessions, and what was between them."""
+    found = report(run)
+    console.print(f"[bold]4. Where the time of the killed run went: jaxckpt report {run}[/bold]")
+    console.print(found)
+    if importlib.util.find_spec("matplotlib") is None:
+        console.print("As a picture: needs matplotlib, pip install 'jaxckpt\\[report]'")
+        return
+    found.save_picture(picture)
+    console.print(f"As a picture: {picture}", highlight=False, soft_wrap=True)
+
+
+def _show_commands(directory: Path, resumed: dict[str, Any], console: Console) -> None:
     step = directory / str(resumed["kept"][-1])
     console.print("Look at it:", style="bold")
     console.print(f"  find {step} -type f", highlight=False)

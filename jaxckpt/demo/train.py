@@ -26,10 +26,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sklearn.datasets import load_digits
 
 import jaxckpt
+from jaxckpt import policy
 
 _CPU_DEVICES = 8
 _WIDTH = 1024
 _BATCH = 64
+_LOOK_EVERY = 5  # steps between looks at the loss and the share of time that counts
 
 
 class Classifier(nn.Module):
@@ -99,7 +101,9 @@ def run(directory: str, steps: int, save_every: int, kill_at: int | None, consol
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     rows = NamedSharding(mesh, PartitionSpec("data"))
     saves: list[float] = []
-    with jaxckpt.Checkpointer(directory, save_every=save_every, keep_last=3) as ckpt:
+    when = policy.EverySteps(save_every)
+    keep = policy.KeepLast(2) | policy.KeepBest(1, "loss")
+    with jaxckpt.Checkpointer(directory, save_policy=when, keep_policy=keep) as ckpt:
         begun = time.perf_counter()
         state, first = ckpt.restore_or(state)
         seconds = time.perf_counter() - begun
@@ -118,19 +122,24 @@ def run(directory: str, steps: int, save_every: int, kill_at: int | None, consol
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"),
+            TextColumn("loss {task.fields[loss]:.4f}, ETTR {task.fields[ettr]:.0%}"),
         )
         with Progress(*columns, console=console) as progress:
-            bar = progress.add_task("", total=steps, completed=first, loss=loss)
+            bar = progress.add_task("", total=steps, completed=first, loss=loss, ettr=0.0)
             for step in range(first, steps):
                 # The batch depends on the step alone, so a resumed run sees what it would have.
                 pick = np.random.default_rng(step).integers(0, len(images), _BATCH)
                 batch = jax.device_put((images[pick], labels[pick]), rows)
                 state, loss = train_step(state, *batch)
+                metrics = {"loss": float(loss)}  # also waits for the step: the stall is jaxckpt's
                 begun = time.perf_counter()
-                if ckpt.save(step + 1, state):
+                if ckpt.save(step + 1, state, metrics=metrics):
                     saves.append(time.perf_counter() - begun)
-                progress.update(bar, completed=step + 1, loss=float(loss))
+                if ckpt.should_stop:
+                    break
+                progress.update(bar, completed=step + 1, loss=metrics["loss"])
+                if (step + 1) % _LOOK_EVERY == 0:
+                    progress.update(bar, ettr=ckpt.report().ettr or 0.0)
                 if step + 1 == kill_at:
                     progress.stop()
                     console.print(f"  [red]killed at step {kill_at}[/red], as a crash would do it")

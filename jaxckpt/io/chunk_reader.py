@@ -89,6 +89,7 @@ class ChunkReader:
                 footer += scratch[part.size - straight : rest].tobytes()
                 if self._sink.checksum:
                     crc = crc32c.crc32c(part.data, crc)
+                self._sink.placed(part.size)
             if self._sink.checksum:
                 self._sink.check_crc(read, crc, footer)
 

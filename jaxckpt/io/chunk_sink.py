@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import crc32c
 import numpy as np
@@ -27,6 +27,7 @@ class ChunkSink:
         item: the item's directory.
         leaves: its leaves by number.
         slots, memory: each slot's region, and an array of exactly that shape and dtype.
+        placed: told of bytes of the memory that are filled.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class ChunkSink:
         *,
         checksum: bool,
         compression: str | None,
+        placed: Callable[[int], None],
     ) -> None:
-        self.item, self._leaves = item, leaves
+        self.item, self._leaves, self.placed = item, leaves, placed
         self._slots, self._memory = slots, memory
         self.checksum, self._compression = checksum, compression
 
@@ -101,6 +103,7 @@ class ChunkSink:
         whole_slot = len(read.slots) == 1 and self._slots[read.slots[0]].box == read.box
         if whole_slot and chunk.shape == first.shape:
             first[...] = chunk
+            self.placed(first.nbytes)
             return
         whole = Box(
             read.box.start,
@@ -110,9 +113,9 @@ class ChunkSink:
             slot = self._slots[number]
             part = read.box.intersect(slot.box)
             if part is not None:
-                self._memory[number][part.slices_within(slot.box)] = chunk[
-                    part.slices_within(whole)
-                ]
+                region = self._memory[number][part.slices_within(slot.box)]
+                region[...] = chunk[part.slices_within(whole)]
+                self.placed(region.nbytes)
 
     def check_length(self, read: ChunkRead, length: int) -> None:
         """Refuses a stored value that can not be the chunk."""
@@ -175,6 +178,7 @@ class PartialValue:
         else:
             raw = part[: max(0, self._run.size - self._end)]
             self._run[self._end : self._end + raw.size] = raw
+            self._sink.placed(raw.size)
             if self._sink.checksum:
                 self._crc = crc32c.crc32c(raw.data, self._crc)
             self._footer += part[raw.size :].tobytes()

@@ -45,7 +45,9 @@ def test_every_byte_is_the_one_of_its_value(lengths: list[int], members: int, se
         for p, n in zip(places, lengths, strict=True)
     ]
     leaf = LeafSpec("x", (("key", "x"),), "jax", (1,), "uint8", (1,), (1,))
-    sink = ChunkSink("/item", [leaf], [], [], checksum=False, compression=None)
+    sink = ChunkSink(
+        "/item", [leaf], [], [], checksum=False, compression=None, placed=lambda _: None
+    )
     reader = ChunkReader(store, sink, direct=False)
     group = tuple(range(members))
     groups = [group] * len(lengths)
