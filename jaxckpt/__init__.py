@@ -38,12 +38,14 @@ from jaxckpt.errors import (
 
 if TYPE_CHECKING:
     from jaxckpt.checkpointer import Checkpointer
+    from jaxckpt.deciding import JobWide
     from jaxckpt.handlers import ShardedCheckpointHandler, ShardedRestore, ShardedSave
     from jaxckpt.reporting import report
     from jaxckpt.single import restore, save
 
 _LATER = {
     "Checkpointer": "jaxckpt.checkpointer",
+    "JobWide": "jaxckpt.deciding",
     "ShardedCheckpointHandler": "jaxckpt.handlers",
     "ShardedRestore": "jaxckpt.handlers",
     "ShardedSave": "jaxckpt.handlers",
@@ -63,6 +65,7 @@ __all__ = [
     "FormatVersionError",
     "InvalidOptionsError",
     "JaxckptError",
+    "JobWide",
     "JournalWarning",
     "NotACheckpointError",
     "NotSharedError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import warnings
 import weakref
@@ -43,6 +44,7 @@ from jaxckpt.schedule import (
 )
 from jaxckpt.step_save import StepRequest, StepSave, Tools
 
+_log = logging.getLogger("jaxckpt")
 _CLEANING_SECS = 2.0  # to remove what was begun, before the process is killed
 
 
@@ -246,6 +248,7 @@ class Checkpointer:
         choice = self._schedule.new_choice()
         if choice is not None:
             self._recorder.note("choice", interval_secs=choice.interval_secs, why=choice.why)
+            _log.info("%s: %s", self.directory, choice.why)
 
     def _make_durable(self, save: StepSave) -> None:
         """Within the grace period, or not at all."""

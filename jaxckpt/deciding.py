@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxckpt import policy
+from jaxckpt.dist import default_coordinator
+from jaxckpt.io.coordinator import Coordinator
 from jaxckpt.io.world import World
 from jaxckpt.policy import Measurements, Meter, SaveContext, SavePolicy, StepInfo
 from jaxckpt.retention import Retention, time_of
@@ -85,3 +89,32 @@ class Decider:
 
     def _time(self) -> dt.datetime:
         return time_of(self._world.wall_ns())
+
+
+class JobWide:
+    """A save policy whose answer is the same on every process, for orbax's ``CheckpointManager``.
+
+    Orbax asks each process by itself; a policy that looks at the time may answer differently there,
+    and the job then hangs. This asks the primary and tells the others: a meeting, some
+    milliseconds, at every step at which orbax asks. `Checkpointer` does so by itself, and seldom.
+
+    Args:
+        policy: ours or orbax's.
+        coordinator: of the job; the running one by default.
+    """
+
+    def __init__(self, policy: SavePolicy, coordinator: Coordinator | None = None) -> None:
+        self._policy = policy
+        self._coordinator = coordinator or default_coordinator()
+
+    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: Any) -> bool:
+        """The primary's answer; every process must ask for the same steps."""
+
+        def decide(_: list[bytes]) -> bytes:
+            due = self._policy.should_save(step, previous_steps, context=context)
+            return b"1" if due else b""
+
+        if policy.by_step_alone(self._policy):
+            return bool(decide([]))
+        with self._coordinator.operation(f"whether step {step.step} is due") as operation:
+            return bool(operation.meet("due", decide=decide))

@@ -24,7 +24,8 @@ from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.world import local_world
 from jaxckpt.places import checked_path, find_item
-from jaxckpt.planning import StatePlan, fingerprint, plan_state
+from jaxckpt.planning import StatePlan, fingerprint
+from jaxckpt.replanning import Planner
 from jaxckpt.restoring import Leniency, open_any, restore_tree
 from jaxckpt.saving import StagedItem, stage
 from jaxckpt.single import refuse_if_full
@@ -55,6 +56,7 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         self._world = local_world(default_coordinator(), require_direct=direct)
         self._pool = HostPool(self._options.memory_budget_bytes)
         self._engine = Engine(self._options.writer_threads)
+        self._planner = Planner(self._options, self._world.coordinator.processes)
         # Orbax asks the instance which handler to name in a step's metadata. The name of its own
         # makes any orbax find a handler that reads the step, with jaxckpt or without; the class
         # keeps its own name, under which orbax registers it.
@@ -70,7 +72,7 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
             plan = self._plan(operation, args.item)
             try:
                 await self._wait_for_directory(path)
-                staged = self._stage(operation, path, plan)
+                staged = self._stage(operation, path, plan, waits=False)
             except Exception as error:
                 if operation.alone:
                     raise
@@ -108,22 +110,25 @@ class ShardedCheckpointHandler(ocp.AsyncCheckpointHandler):
         path = checked_path(directory)
         with self._begin(path) as operation:
             plan = self._plan(operation, args.item)
-            self._stage(operation, path, plan).write()
+            self._stage(operation, path, plan, waits=True).write()
             operation.meet("whole")
 
     def _begin(self, path: str) -> Operation:
         return self._world.coordinator.operation(f"save to {path}")
 
     def _plan(self, operation: Operation, state: Any) -> StatePlan:
-        plan = plan_state(state, self._options, self._world.coordinator.processes)
+        plan = self._planner.plan(state)
         if not operation.alone:
             agree(operation, fingerprint(plan, self._options))
         return plan
 
-    def _stage(self, operation: Operation, path: str, plan: StatePlan) -> StagedItem:
+    def _stage(
+        self, operation: Operation, path: str, plan: StatePlan, *, waits: bool
+    ) -> StagedItem:
         if self._world.coordinator.is_primary:
             refuse_if_full(self._world, self._options, path, plan.nbytes)
-        return stage(self._world, self._options, self._engine, self._pool, operation, plan, path)
+        world, options, engine, pool = self._world, self._options, self._engine, self._pool
+        return stage(world, options, engine, pool, operation, plan, path, waits=waits)
 
     def restore(self, directory: epath.Path, args: ShardedRestore | None = None) -> Any:
         """Restores the item; see `jaxckpt.restore`."""

@@ -17,6 +17,7 @@ from jaxckpt._calm import calm
 from jaxckpt._options import Options
 from jaxckpt._types import LeafSpec, Processes
 from jaxckpt.agreeing import Fingerprint
+from jaxckpt.device import transfer
 from jaxckpt.format.tree import TreeNode
 from jaxckpt.format.values import text_value
 from jaxckpt.format.zarr import CRC_BYTES
@@ -29,7 +30,7 @@ from jaxckpt.layout.write_plan import WritePlan, plan_writes
 
 @dataclass(frozen=True, slots=True)
 class SavingLeaf:
-    """A leaf of the state, classified and named."""
+    """A leaf of the state, classified and named; its array is in ``StatePlan.sources``."""
 
     spec: LeafSpec
     described: Described
@@ -40,7 +41,8 @@ class StatePlan:
     """All that a save does, decided before any byte is written.
 
     Attributes:
-        leaves: hold the arrays of the state; nobody keeps them once they are copied.
+        sources: the arrays, by number of the leaf, None where there is none; nobody keeps them once
+            they are copied.
         writes: what this process writes.
         temporary_bytes: the most memory that copies of single chunks take.
         nbytes: what all processes write.
@@ -48,6 +50,7 @@ class StatePlan:
 
     root: TreeNode
     leaves: list[SavingLeaf]
+    sources: list[Any]
     plan: SavePlan
     writes: WritePlan
     temporary_bytes: int
@@ -85,33 +88,63 @@ def plan_state(state: Any, options: Options, processes: Processes) -> StatePlan:
             leaf.value,
             leaf.sharding,
         )
-        leaves.append(SavingLeaf(spec, leaf))
+        leaves.append(SavingLeaf(spec, dataclasses.replace(leaf, source=None)))
     writes = plan_writes(
         plan,
         processes.index,
         [leaf.spec.name for leaf in leaves],
+        {number for number, leaf in enumerate(described) if _is_bare(leaf.source)},
+        {number for number, leaf in enumerate(described) if _is_far(leaf.source)},
         data_file_bytes=options.data_file_bytes,
         footer_bytes=CRC_BYTES if options.checksum else 0,
         compressed=options.compression is not None,
     )
-    temporary = _temporary_bytes(leaves, writes, compressed=options.compression is not None)
-    return StatePlan(flat.root, leaves, plan, writes, temporary, plan.nbytes)
+    sources = [leaf.source for leaf in described]
+    compressed = options.compression is not None
+    temporary = _temporary_bytes(
+        sources, writes, options.memory_budget_bytes, compressed=compressed
+    )
+    return StatePlan(flat.root, leaves, sources, plan, writes, temporary, plan.nbytes)
 
 
-def _temporary_bytes(leaves: list[SavingLeaf], writes: WritePlan, *, compressed: bool) -> int:
-    """What temporary copies of chunks take: one compressed or made contiguous, one padded."""
+def _is_bare(source: Any) -> bool:
+    """Whether an array is one piece of this host's memory that can be looked at as it is."""
+    if not isinstance(source, jax.Array) or len(source.sharding.device_set) > 1:
+        return False
+    return not _is_far(source)
+
+
+def _is_far(source: Any) -> bool:
+    if not isinstance(source, jax.Array):
+        return False
+    return transfer.is_far(next(iter(source.sharding.device_set)))
+
+
+def _temporary_bytes(
+    sources: list[Any], writes: WritePlan, budget_bytes: int, *, compressed: bool
+) -> int:
+    """What temporary copies of chunks take: one compressed or made contiguous, one padded, and
+    those on their way from accelerators.
+    """
     copies = 2 if compressed else 1
     needed = padded = 0
     for write in writes.writes:
         chunk = write.chunk
-        source = leaves[chunk.leaf].described.source
+        source = sources[chunk.leaf]
         whole = chunk.box == chunk.region
         row_wise = whole or chunk.box.shape[1:] == chunk.region.shape[1:]
         if compressed or not row_wise or not is_contiguous(source):
             needed = max(needed, copies * chunk.nbytes)
         if write.uneven:
             padded = max(padded, chunk.nbytes)
-    return needed + padded
+    largest = max((w.chunk.nbytes for w in writes.writes if w.far), default=0)
+    arriving = min(writes.far_bytes, max(largest, transfer_limit(budget_bytes)))
+    return needed + padded + arriving
+
+
+def transfer_limit(budget_bytes: int) -> int:
+    """How much may be on its way from accelerators at once."""
+    return min(transfer.MOST_BYTES, budget_bytes // 4)
 
 
 def is_contiguous(source: Any) -> bool:
@@ -121,11 +154,9 @@ def is_contiguous(source: Any) -> bool:
 
 def keep_host_values(state: StatePlan) -> None:
     """Copies what lies in numpy arrays: the caller may change them before a lazy save copies."""
-    for number, leaf in enumerate(state.leaves):
-        source = leaf.described.source
+    for number, source in enumerate(state.sources):
         if isinstance(source, np.ndarray):
-            own = dataclasses.replace(leaf.described, source=source.copy())
-            state.leaves[number] = SavingLeaf(leaf.spec, own)
+            state.sources[number] = source.copy()
 
 
 def fingerprint(
@@ -141,22 +172,22 @@ def fingerprint(
     for name, data in (items or {}).items():
         value = f"crc32c {crc32c.crc32c(data):08x}"
         leaves.append((f"(the item '{name}')", f"{len(data)} bytes", None, value))
-    for leaf in state.leaves:
+    for leaf, source in zip(state.leaves, state.sources, strict=True):
         spec = leaf.spec
         if spec.dtype and leaf.described.partition is not None:
             what = f"{spec.impl or spec.dtype}{list(spec.shape)}"
         else:
             what = f"a Python {spec.kind}"
         sharding = None if spec.sharding is None else short_text(spec.sharding)
-        leaves.append((spec.name, what, sharding, _host_value(leaf)))
+        leaves.append((spec.name, what, sharding, _host_value(leaf, source)))
     total = hashlib.sha256(state.plan.digest())
     total.update(json.dumps(leaves).encode())
     return Fingerprint(total.hexdigest(), leaves)
 
 
-def _host_value(leaf: SavingLeaf) -> str | None:
+def _host_value(leaf: SavingLeaf, source: Any) -> str | None:
     """Text that tells values apart of which every process has its own copy; one is stored."""
-    spec, source = leaf.spec, leaf.described.source
+    spec = leaf.spec
     if isinstance(source, jax.Array) and spec.sharding is None:
         holders = {d.process_index for d in source.sharding.device_set}
         return f"one on devices of process {min(holders)} alone" if len(holders) == 1 else None

@@ -12,7 +12,7 @@ from jax import tree_util
 from jaxckpt._calm import calm
 from jaxckpt._options import Options
 from jaxckpt._types import Processes
-from jaxckpt.layout.leaves import Described, describe_leaf
+from jaxckpt.layout.leaves import describe_leaf
 from jaxckpt.planning import SavingLeaf, StatePlan, is_contiguous, plan_state
 
 
@@ -23,13 +23,14 @@ class _Slot:
     Attributes:
         number: in the plan.
         kind: its type.
-        sharding: of a plain jax array; None for what must be described again.
+        shape, dtype, sharding: of a plain jax array; None for what must be described again.
     """
 
     number: int
     kind: type
-    dtype: Any
-    sharding: jax.sharding.Sharding | None
+    shape: tuple[int, ...] | None = None
+    dtype: Any = None
+    sharding: jax.sharding.Sharding | None = None
 
 
 class Planner:
@@ -53,44 +54,42 @@ class Planner:
         except (TypeError, ValueError):
             return plan_state(state, self._options, self._processes)  # has the right error
         if self._blank is not None and treedef == self._treedef:
-            leaves = self._bound(values)
-            if leaves is not None:
-                return dataclasses.replace(self._blank, leaves=leaves)
+            plan = self._bound(values)
+            if plan is not None:
+                return plan
         self._blank = None
         plan = plan_state(state, self._options, self._processes)
         self._keep(plan, values, treedef)
         return plan
 
-    def _bound(self, values: list[Any]) -> list[SavingLeaf] | None:
-        """The leaves of the last plan with new values; None if it does not fit them."""
+    def _bound(self, values: list[Any]) -> StatePlan | None:
+        """The last plan with new values; None if it does not fit them."""
         assert self._blank is not None
-        leaves = list(self._blank.leaves)
+        leaves, sources = self._blank.leaves, list(self._blank.sources)
         for slot, x in zip(self._slots, values, strict=True):
-            old = leaves[slot.number]
             if type(x) is not slot.kind:
                 return None
             if slot.sharding is not None:
-                same = x.shape == old.spec.shape and x.dtype == slot.dtype
-                if not same or x.sharding != slot.sharding or x.is_deleted():
+                same = x.shape == slot.shape and x.dtype == slot.dtype and not x.is_deleted()
+                if not same or not (x.sharding is slot.sharding or x.sharding == slot.sharding):
                     return None
-                was = old.described
-                described = Described(
-                    "jax", was.shape, x, was.dtype, was.partition, "", "", was.sharding
-                )
-                leaves[slot.number] = SavingLeaf(old.spec, described)
-            else:
-                new = self._described_again(old, x)
-                if new is None:
-                    return None
-                leaves[slot.number] = new
-        return leaves
+                sources[slot.number] = x
+                continue
+            again = self._described_again(self._blank.leaves[slot.number], x)
+            if again is None:
+                return None
+            if leaves is self._blank.leaves:
+                leaves = list(leaves)
+            leaves[slot.number], sources[slot.number] = again
+        return dataclasses.replace(self._blank, leaves=leaves, sources=sources)
 
-    def _described_again(self, old: SavingLeaf, x: Any) -> SavingLeaf | None:
-        new, was = describe_leaf(old.spec.path, x, self._processes), old.described
-        same = dataclasses.replace(new, source=None, value="") == dataclasses.replace(was, value="")
-        if not same or not is_contiguous(new.source):
+    def _described_again(self, old: SavingLeaf, x: Any) -> tuple[SavingLeaf, Any] | None:
+        new = describe_leaf(old.spec.path, x, self._processes)
+        source, was = new.source, old.described
+        new = dataclasses.replace(new, source=None)
+        if dataclasses.replace(new, value=was.value) != was or not is_contiguous(source):
             return None
-        return SavingLeaf(dataclasses.replace(old.spec, value=new.value), new)
+        return SavingLeaf(dataclasses.replace(old.spec, value=new.value), new), source
 
     def _keep(self, plan: StatePlan, values: list[Any], treedef: Any) -> None:
         numbers = [
@@ -102,15 +101,12 @@ class Planner:
             return
         slots: list[_Slot] = []
         for number, x in zip(numbers, values, strict=True):
-            described = plan.leaves[number].described
-            if not is_contiguous(described.source):
+            source = plan.sources[number]
+            if not is_contiguous(source):
                 return
-            plain = described.kind == "jax" and described.source is x
-            sharding = x.sharding if plain else None
-            slots.append(_Slot(number, type(x), x.dtype if plain else None, sharding))
-        blank = [
-            SavingLeaf(leaf.spec, dataclasses.replace(leaf.described, source=None))
-            for leaf in plan.leaves
-        ]
+            if plan.leaves[number].spec.kind == "jax" and source is x:
+                slots.append(_Slot(number, type(x), x.shape, x.dtype, x.sharding))
+            else:
+                slots.append(_Slot(number, type(x)))
         self._treedef, self._slots = treedef, slots
-        self._blank = dataclasses.replace(plan, leaves=blank)
+        self._blank = dataclasses.replace(plan, sources=[None] * len(plan.sources))

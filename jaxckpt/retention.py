@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+from collections.abc import Sequence
 
 from jaxckpt import policy
 from jaxckpt.errors import StorageError
@@ -25,26 +26,31 @@ class Retention:
         self._store, self._run, self._keep = store, run, keep
         self._known: dict[int, StepInfo] | None = None
         self._coming: dict[int, StepInfo] = {}
+        self._sorted: list[StepInfo] | None = None
         self._lock = threading.Lock()
 
     def begin(self, info: StepInfo) -> None:
         """A step is on its way."""
         with self._lock:
+            self._sorted = None
             self._coming[info.step] = info
 
     def end(self, info: StepInfo, *, durable: bool) -> None:
         """It is durable, or will not come."""
         with self._lock:
+            self._sorted = None
             if self._coming.get(info.step) is info:
                 del self._coming[info.step]
             if durable:
                 self._load()[info.step] = info
 
-    def steps(self) -> list[StepInfo]:
-        """The steps that are there or on their way, ascending."""
+    def steps(self) -> Sequence[StepInfo]:
+        """The steps that are there or on their way, ascending. Asked at every step."""
         with self._lock:
-            together = {**self._load(), **self._coming}
-            return [together[step] for step in sorted(together)]
+            if self._sorted is None:
+                together = {**self._load(), **self._coming}
+                self._sorted = [together[step] for step in sorted(together)]
+            return self._sorted
 
     def must_keep(self, info: StepInfo) -> bool:
         """Whether a step on its way is to be kept even when newer ones are durable."""
@@ -58,6 +64,7 @@ class Retention:
         """The steps that may go once ``just_saved`` is durable and read back, oldest first."""
         whole = set(scan_steps(self._store, self._run).whole)
         with self._lock:
+            self._sorted = None
             known = self._load()
             for step in set(known) - whole:
                 del known[step]
@@ -69,6 +76,7 @@ class Retention:
     def removed(self, step: int) -> None:
         """A step is gone."""
         with self._lock:
+            self._sorted = None
             self._load().pop(step, None)
 
     def _load(self) -> dict[int, StepInfo]:

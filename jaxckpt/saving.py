@@ -42,7 +42,6 @@ class StagedItem:
 
     Args:
         whole: all of it fits into the pool beside what is there.
-        may_grow: see ``HostPool.acquire``; False for a caller that waits for the end anyway.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class StagedItem:
         state: StatePlan,
         *,
         whole: bool,
-        may_grow: bool = True,
     ) -> None:
         self._world, self._options, self._operation = world, options, operation
         self._process = world.coordinator.process_index
@@ -65,15 +63,8 @@ class StagedItem:
         self._dir = ""
         total = None if options.compression else sum(map(round_up, state.writes.ends))
         self._tally = world.tally(operation.what, total, shown=options.progress)
-        self._staging = Staging(
-            options,
-            pool,
-            engine.job(),
-            state,
-            whole=whole,
-            may_grow=may_grow,
-            wrote=self._tally.add,
-        )
+        wrote, job = self._tally.add, engine.job()
+        self._staging = Staging(options, pool, job, state, whole=whole, wrote=wrote)
 
     def open(self, item_dir: str) -> None:
         """Says where the item is made.
@@ -123,14 +114,14 @@ class StagedItem:
         home = join(item_dir, process_dir(self._process))
         staging, checksum = self._staging, self._options.checksum
         direct = self._options.direct_io != "off"
-        read_back(self._world.store, home, staging.values, staging.crcs, checksum, direct)
+        read_back(self._world.store, home, list(staging.values()), staging.crcs, checksum, direct)
 
     @calm
     def _write_database(self, sizes: dict[str, int]) -> Announcement:
         """The process's own index and manifest."""
         world, process = self._world, process_dir(self._process)
         home = join(self._dir, process)
-        entries = self._staging.entries
+        entries = self._staging.entries()
         if world.coordinator.is_primary:
             entries.extend(self._metadata())
         if not entries:
@@ -201,7 +192,7 @@ def stage(
     state: StatePlan,
     item_dir: str,
     *,
-    may_grow: bool = True,
+    waits: bool,
 ) -> StagedItem:
     """Copies what this process writes of a planned state out of its arrays.
 
@@ -210,13 +201,11 @@ def stage(
 
     Args:
         item_dir: see ``StagedItem.open``.
-        may_grow: False for a caller that waits for the end anyway: it takes few blocks.
+        waits: the caller waits for the end anyway, so writing may begin with the first copies.
     """
     pool.set_headroom(headroom(state))
-    whole = may_grow and state.writes.blocks(pool.block_bytes) <= pool.blocks
-    staged = StagedItem(
-        world, options, engine, pool, operation, state, whole=whole, may_grow=may_grow
-    )
+    whole = not waits and state.writes.blocks(pool.block_bytes) <= pool.blocks
+    staged = StagedItem(world, options, engine, pool, operation, state, whole=whole)
     try:
         staged.open(item_dir)
         staged.copy_out()

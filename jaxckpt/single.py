@@ -92,7 +92,7 @@ def save_item(
             if not operation.alone:
                 place = agree(operation, fingerprint(plan, options), place)
             check_shared(world.store, operation, place)
-            staged = stage(world, options, engine, pool, operation, plan, place)
+            staged = stage(world, options, engine, pool, operation, plan, place, waits=True)
             staged.write()
             if temporary is not None:
                 handlers = orbaxmeta.encode_step(

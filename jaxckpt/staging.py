@@ -1,36 +1,43 @@
 """Copying a state out of its arrays, into leased memory: what a training loop waits for.
 
 A save that fits into the pool is copied at memory speed and nothing else; its checksums are
-computed when its turn to be written has come. One that does not fit is copied, summed and written
-piece by piece, by the same copies.
+computed when its turn to be written has come (`io/held.py`). One that does not fit is copied,
+summed and written piece by piece (`io/datafiles.py`).
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import crc32c
 import numpy as np
+import zstandard
+from numpy.typing import NDArray
 
 from jaxckpt._calm import calm
 from jaxckpt._options import Options
 from jaxckpt.device.host_view import host_chunk, prepare_chunk
+from jaxckpt.device.transfer import Transfers
 from jaxckpt.errors import DonatedTooEarlyError
 from jaxckpt.format.btree import ValueRef
 from jaxckpt.format.datafiles import DataFile
 from jaxckpt.format.index import Entry
 from jaxckpt.format.names import data_file
-from jaxckpt.io.datafiles import Copied, DataFiles
+from jaxckpt.format.zarr import CRC_BYTES, ZSTD_LEVEL
+from jaxckpt.io.datafiles import StreamedFiles
 from jaxckpt.io.engine import Job
+from jaxckpt.io.held import HeldFiles
 from jaxckpt.io.pool import HostPool
-from jaxckpt.io.store import Store
+from jaxckpt.io.progress import CountedWriter
+from jaxckpt.io.store import Store, Writer, join
 from jaxckpt.io.waiting import AbandonedError
-from jaxckpt.layout.placement import Place
-from jaxckpt.layout.write_plan import PlannedWrite
-from jaxckpt.planning import SavingLeaf, StatePlan
+from jaxckpt.layout.placement import Place, Placer
+from jaxckpt.layout.write_plan import SMALL_BYTES, PlannedWrite
+from jaxckpt.planning import StatePlan, transfer_limit
 
 
 class Staging:
@@ -41,13 +48,10 @@ class Staging:
 
     Args:
         whole: all of it fits into the pool.
-        may_grow: see ``HostPool.acquire``.
-        wrote: see ``ExtentWriter``.
+        wrote: told of the bytes of each write.
 
     Attributes:
-        entries: the database's, complete after `finish`.
-        crcs: of this process's chunks, by their row in the plan.
-        values: place in the data files and row in the plan of all that lies there.
+        crcs: of this process's chunks, by their row in the plan; complete after `finish`.
     """
 
     def __init__(
@@ -58,32 +62,38 @@ class Staging:
         state: StatePlan,
         *,
         whole: bool,
-        may_grow: bool,
         wrote: Callable[[int], None],
     ) -> None:
-        self.entries: list[Entry] = []
         self.crcs = np.zeros(len(state.plan.owners), np.uint32)
-        self.values: list[tuple[Place, int]] = []
         self._checksum, self._compressed = options.checksum, options.compression is not None
         self._direct = options.direct_io != "off"
-        self._writes, self._shapes = state.writes, state.plan.chunk_shapes
-        self._leaves: list[SavingLeaf] = state.leaves
-        self._job, self._whole = job, whole
-        self._copied: dict[int, Copied] = {}
-        self._padding = threading.Lock()  # one padded copy of a chunk at a time
-        self._files = DataFiles(
-            pool,
-            job,
-            None if self._compressed else state.writes.ends,
-            data_file_bytes=options.data_file_bytes,
-            checksum=options.checksum,
-            may_grow=may_grow,
-            wrote=wrote,
-        )
+        self._plan, self._shapes = state.writes, state.plan.chunk_shapes
+        self._names = [leaf.spec.name for leaf in state.leaves]
+        self._sources: list[Any] = state.sources
+        self._job, self._whole, self._wrote = job, whole, wrote
+        self._inside: list[Entry] = []  # values of the index
+        self._packed: dict[int, Place] = {}  # places of compressed values by row
+        self._placer = Placer(options.data_file_bytes)
+        limit = transfer_limit(options.memory_budget_bytes)
+        self._transfers = Transfers(limit, job.stopped)
+        self._one_copy = threading.Lock()  # one temporary copy of a chunk at a time
+        self._where: tuple[Store, str] | None = None
+        self._writers: dict[int, Writer] = {}
+        if whole:
+            ends = state.writes.ends
+            self._held = HeldFiles(pool, ends, job.stopped, checksum=self._checksum)
+        else:
+            self._streamed = StreamedFiles(
+                pool,
+                job,
+                self._placer.ends if self._compressed else state.writes.ends,
+                self._create,
+                checksum=self._checksum,
+            )
 
     def open(self, store: Store, home: str) -> None:
         """Says where this process's files go; ``home/d`` exists."""
-        self._files.open(store, home, direct=self._direct)
+        self._where = store, home
 
     @calm
     def copy_out(self, look: Callable[[], None]) -> None:
@@ -98,20 +108,31 @@ class Staging:
         tasks: list[Future[None]] = []
         job = self._job
         try:
-            for write in self._writes.writes:
-                prepare_chunk(self._leaves[write.chunk.leaf].described.source, write.chunk)
-            for group in self._writes.groups:
-                tasks.append(job.copy(functools.partial(self._copy_group, group)))  # noqa: PERF401
+            for write in self._plan.cut:
+                prepare_chunk(self._sources[write.chunk.leaf], write.chunk)
+            if self._whole:
+                self._held.acquire()
+            mine: list[tuple[PlannedWrite, ...]] = []
+            for group in self._plan.groups:
+                far = any(write.far for write in group)
+                if self._whole and not far and group[0].chunk.nbytes < SMALL_BYTES:
+                    mine.append(group)
+                elif far:
+                    self._transfer_group(group, tasks)
+                else:
+                    tasks.append(job.copy(functools.partial(self._copy_group, group)))
+            for group in mine:
+                self._copy_group(group)
+                job.check()
         except BaseException as error:  # noqa: BLE001  (raised by join, once no copy is running)
             job.fail(error)
         try:
             job.join(tasks, look)
-            self._files.seal_last()
         except BaseException:
             self.abandon()
             raise
         finally:
-            self._leaves = []
+            self._sources = []
 
     def finish(self, look: Callable[[], None]) -> dict[str, int]:
         """Blocks until all files are durable; their sizes by relative path.
@@ -120,12 +141,14 @@ class Staging:
             look: as of `copy_out`.
         """
         try:
-            self._sum_up(look)
-            self._job.join(self._files.writes(), look)
-            return self._files.sync()
+            lengths = self._write(look)
+            for writer in self._writers.values():
+                writer.sync()
+                writer.close()
         except BaseException:
             self.abandon()
             raise
+        return {data_file(number): length for number, length in lengths.items()}
 
     def stop(self, error: BaseException) -> None:
         """Ends copies and writes under way; whoever waits for them raises the error."""
@@ -134,60 +157,138 @@ class Staging:
     def abandon(self) -> None:
         """Gives all memory back and closes the files."""
         self._job.fail(AbandonedError())
-        self._copied.clear()
-        self._files.abandon()
+        if self._whole:
+            self._held.give_back()
+        else:
+            self._streamed.give_back()
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
 
-    def _sum_up(self, look: Callable[[], None]) -> None:
-        """In the order of the places, so that the windows are written in it."""
-        for group in self._writes.groups:
+    def values(self) -> Iterator[tuple[Place, int]]:
+        """Place in the data files and row in the plan of all that lies there, in order."""
+        if self._compressed:
+            placed = ((place, row) for row, place in self._packed.items())
+            yield from sorted(placed, key=lambda value: (value[0].file, value[0].offset))
+            return
+        for write in self._plan.writes:
+            if write.place is not None:
+                yield write.place, write.row
+
+    def entries(self) -> list[Entry]:
+        """The database's, after the copying."""
+        entries = self._inside
+        for write in self._plan.writes:
+            place = self._packed.get(write.row) if self._compressed else write.place
+            if place is not None:
+                file = DataFile("", data_file(place.file))
+                entries.append((write.key, ValueRef(file, place.offset, place.length)))
+        return entries
+
+    def _write(self, look: Callable[[], None]) -> dict[int, int]:
+        if not self._whole:
+            self._job.join(self._streamed.flush(), look)
+            return self._streamed.lengths()
+
+        def check() -> None:
+            self._job.check()
+
+        by_file: dict[int, list[tuple[Place, int]]] = {}
+        for place, row in self.values():
+            by_file.setdefault(place.file, []).append((place, row))
+        lengths: dict[int, int] = {}
+        for file, values in by_file.items():
             look()
-            for write in group:
-                copied = self._copied.pop(write.row, None)
-                if copied is not None:
-                    self._job.check()
-                    self.crcs[write.row] = self._files.sum_up(copied)
+            writer = self._create(file)
+            lengths[file] = self._held.write(
+                file, values, self.crcs, writer, self._job.write, check
+            )
+        self._job.join(self._held.pending, look)
+        self._held.give_back()  # what was kept for values that turned out smaller
+        return lengths
+
+    def _create(self, number: int) -> Writer:
+        assert self._where is not None
+        store, home = self._where
+        made = store.create(join(home, data_file(number)), direct=self._direct)
+        writer = self._writers[number] = CountedWriter(made, self._wrote)
+        return writer
+
+    def _transfer_group(self, group: tuple[PlannedWrite, ...], tasks: list[Future[None]]) -> None:
+        """Begins the transfers here, in the order of the places, and copies on a thread."""
+        chunks = [(self._sources[write.chunk.leaf], write.chunk) for write in group]
+        try:
+            arriving = self._transfers.begin(chunks)
+        except RuntimeError as error:
+            raise self._named(error, group) from error
+
+        def copy() -> None:
+            try:
+                while arriving:
+                    self._copy(group[-len(arriving)], arriving.pop(0))
+            finally:
+                arriving.clear()
+                self._transfers.done(chunks)
+
+        tasks.append(self._job.copy(copy))
 
     # -- copies, on several threads ----------------------------------------------------------------
 
     def _copy_group(self, group: tuple[PlannedWrite, ...]) -> None:
         for write in group:
-            source = self._leaves[write.chunk.leaf].described.source
+            source = self._sources[write.chunk.leaf]
             try:
-                self._copy(write, source)
-            except RuntimeError as error:
-                deleted = getattr(source, "is_deleted", None)
-                if deleted is None or not deleted():
-                    raise
-                name = self._leaves[write.chunk.leaf].spec.name
-                raise DonatedTooEarlyError(name) from error
-
-    def _copy(self, write: PlannedWrite, source: object) -> None:
-        if write.uneven or self._compressed:
-            with self._padding:
-                value = _padded(host_chunk(source, write.chunk), self._shapes[write.chunk.leaf])
-                if self._compressed:
-                    place, value = self._files.compress(value)
-                    self._take(write, place, value)
+                if write.bare:
+                    self._take(write, np.asarray(source))
                 else:
-                    self._take(write, write.place, value)
-        else:
-            self._take(write, write.place, host_chunk(source, write.chunk))
+                    self._copy(write, functools.partial(host_chunk, source, write.chunk))
+            except RuntimeError as error:
+                raise self._named(error, (write,)) from error
 
-    def _take(self, write: PlannedWrite, place: Place | None, value: np.ndarray) -> None:
-        if place is None:
+    def _copy(self, write: PlannedWrite, value: Callable[[], np.ndarray]) -> None:
+        if write.uneven or self._compressed:
+            with self._one_copy:
+                self._take(write, _padded(value(), self._shapes[write.chunk.leaf]))
+        else:
+            self._take(write, value())
+
+    def _named(self, error: RuntimeError, group: tuple[PlannedWrite, ...]) -> Exception:
+        """The same error, or which leaf it was that could not be read since it is gone."""
+        for write in group:
+            deleted = getattr(self._sources[write.chunk.leaf], "is_deleted", None)
+            if deleted is not None and deleted():
+                return DonatedTooEarlyError(self._names[write.chunk.leaf])
+        return error
+
+    def _take(self, write: PlannedWrite, value: np.ndarray) -> None:
+        if self._compressed:
+            self._put(write, *self._compress(write, value))
+        elif write.place is None:
             data = value.tobytes()
             if self._checksum:
-                self.crcs[write.row] = crc32c.crc32c(data)
-                data += self.crcs[write.row].tobytes()
-            self.entries.append((write.key, data))
-            return
-        ref = ValueRef(DataFile("", data_file(place.file)), place.offset, place.length)
-        self.entries.append((write.key, ref))
-        self.values.append((place, write.row))
-        if self._whole:
-            self._copied[write.row] = self._files.copy(place, value)
+                crc = self.crcs[write.row] = crc32c.crc32c(data)
+                data += crc.to_bytes(CRC_BYTES, "little")
+            self._inside.append((write.key, data))
+        elif value.flags.c_contiguous:
+            self._put(write, write.place, value.reshape(-1).view(np.uint8))
         else:
-            self.crcs[write.row] = self._files.put(place, value)
+            with self._one_copy:
+                whole = np.ascontiguousarray(value)
+                self._put(write, write.place, whole.reshape(-1).view(np.uint8))
+
+    def _put(self, write: PlannedWrite, place: Place, data: NDArray[np.uint8]) -> None:
+        if self._whole:
+            self._held.copy(place, data)
+        else:
+            self.crcs[write.row] = self._streamed.put(place, data)
+
+    def _compress(self, write: PlannedWrite, value: np.ndarray) -> tuple[Place, NDArray[np.uint8]]:
+        """A value's compressed bytes, and the next place for them; with the lock held."""
+        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+        packed = zstandard.ZstdCompressor(ZSTD_LEVEL).compress(data)
+        footer = CRC_BYTES if self._checksum else 0
+        place = self._packed[write.row] = self._placer.place(len(packed) + footer)
+        return place, np.frombuffer(packed, np.uint8)
 
 
 def _padded(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

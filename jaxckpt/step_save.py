@@ -113,13 +113,16 @@ class StepSave:
             self.nbytes = plan.nbytes
             self._refuse(plan)
             tools.retention.begin(request.info)
-            self._snapshot = self._admit(plan)
             try:
-                self.failed = self._agree(plan, known_failed)
-                self._begin(plan)
+                self._snapshot = self._admit(plan)
+                try:
+                    self.failed = self._agree(plan, known_failed)
+                    self._begin(plan)
+                except BaseException:
+                    tools.in_flight.end(self._snapshot)
+                    raise
             except BaseException:
                 tools.retention.end(request.info, durable=False)
-                tools.in_flight.end(self._snapshot)
                 raise
 
     @property

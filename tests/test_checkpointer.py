@@ -12,11 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import steps_in
-from hypothesis import given
-from hypothesis import strategies as st
 
 import jaxckpt
-from jaxckpt import Checkpointer, policy
+from jaxckpt import Checkpointer
 from jaxckpt.saving import StagedItem
 from jaxckpt.testing.memory_store import MemoryStore
 from jaxckpt.testing.strategies import assert_same
@@ -53,16 +51,6 @@ def test_goes_back_to_an_older_step_and_keeps_what_it_saves_then(tmp_path: Path)
         ckpt.save(3, state(3))
         ckpt.wait()
         assert 3 in ckpt.steps()
-
-
-@given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 4), st.integers(0, 30))
-def test_what_may_go(steps: list[int], keep: int, new: int) -> None:
-    gone = policy.steps_to_remove(steps, keep, new)
-    kept = sorted((set(steps) | {new}) - set(gone))
-    assert new in kept
-    assert set(gone) <= set(steps)
-    assert len(kept) <= keep + 1
-    assert set(sorted(set(steps) | {new})[-keep:]) <= set(kept)
 
 
 def test_restore_or_begins_at_zero_and_goes_on(tmp_path: Path) -> None:

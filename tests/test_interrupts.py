@@ -35,7 +35,7 @@ def test_an_interrupt_waits_for_copies_that_are_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interrupt arrives in the wait for the copies; the next save uses the same memory."""
-    put = datafiles.DataFiles.put
+    put = datafiles.StreamedFiles.put
     running: set[int] = set()
 
     def slow_put(self: Any, place: Any, value: Any) -> int:
@@ -46,7 +46,7 @@ def test_an_interrupt_waits_for_copies_that_are_running(
         finally:
             running.discard(id(place))
 
-    monkeypatch.setattr(datafiles.DataFiles, "put", slow_put)
+    monkeypatch.setattr(datafiles.StreamedFiles, "put", slow_put)
     waits = iter([KeyboardInterrupt, KeyboardInterrupt])
     real_wait = sys.modules["jaxckpt.io.waiting"].wait
 

@@ -18,8 +18,8 @@ _INDEX_LIMIT = 1 << 31  # starts are int32, whatever jax_enable_x64 says
 
 def needs_cut(shard: jax.Array) -> bool:
     """Whether a host view of the whole shard would cost a transfer of all of it."""
-    on_host = next(iter(shard.devices())).platform == "cpu"
-    return not on_host and max(shard.shape, default=0) < _INDEX_LIMIT
+    far = next(iter(shard.devices())).platform != "cpu"
+    return far and max(shard.shape, default=0) < _INDEX_LIMIT
 
 
 def prepare(shard: jax.Array, shape: tuple[int, ...]) -> None:

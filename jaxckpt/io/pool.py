@@ -57,14 +57,10 @@ class HostPool:
         """How many blocks there may be at once."""
         return self._limit // self.block_bytes
 
-    def acquire(
-        self, may_grow: bool = True, stopped: Callable[[], bool] = lambda: False
-    ) -> NDArray[np.uint8] | None:
+    def acquire(self, stopped: Callable[[], bool] = lambda: False) -> NDArray[np.uint8] | None:
         """A block; waits until there is one, or gives None once ``stopped`` says so.
 
         Args:
-            may_grow: False prefers to wait for a used block over touching fresh memory, as long
-                as some block is out.
             stopped: whether the save that wants the block has failed.
 
         Raises:
@@ -74,7 +70,7 @@ class HostPool:
             while not self._free:
                 if stopped():
                     return None
-                if self._held + self.block_bytes <= self._limit and (may_grow or not self._held):
+                if self._held + self.block_bytes <= self._limit:
                     self._held += self.block_bytes
                     self.peak_bytes = max(self.peak_bytes, self._held)
                     break

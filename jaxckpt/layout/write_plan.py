@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxckpt.format.zarr import chunk_key
@@ -11,7 +11,9 @@ from jaxckpt.layout.save_plan import PlannedChunk, SavePlan
 
 INLINE_BYTES = 4096
 """Values up to this size lie in the B+tree itself, so that all small leaves are one read."""
-_LEAST_TOGETHER_BYTES, _MOST_TOGETHER_BYTES = 256 << 10, 8 << 20
+SMALL_BYTES = 256 << 10
+"""To hand smaller values to threads takes longer than to copy them."""
+_MOST_TOGETHER_BYTES = 8 << 20
 _GROUPS_WANTED = 32  # enough to keep some threads level, few enough to hand out
 
 
@@ -25,6 +27,8 @@ class PlannedWrite:
         place: in the data files; None for a value of the index, and where its length is known
             only when it is compressed.
         uneven: the box is cut at the end of the array and stored in a whole chunk's shape.
+        bare: it is all of an array that can be looked at as it is.
+        far: it comes over a bus.
     """
 
     chunk: PlannedChunk
@@ -32,6 +36,8 @@ class PlannedWrite:
     row: int
     place: Place | None
     uneven: bool
+    bare: bool
+    far: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +45,17 @@ class WritePlan:
     """All values of one process, in the order of their places.
 
     Attributes:
-        groups: the same in parts that a thread copies at a time.
+        groups: the same in parts that a thread copies at a time, small values and large ones in
+            groups of their own.
+        cut: those that are a part of what their device holds.
+        far_bytes: how much of it comes over a bus.
         ends: where the last value of each data file ends; without compression.
         nbytes: raw bytes.
     """
 
     groups: tuple[tuple[PlannedWrite, ...], ...]
+    cut: tuple[PlannedWrite, ...]
+    far_bytes: int
     ends: tuple[int, ...]
     nbytes: int
 
@@ -62,6 +73,8 @@ def plan_writes(
     plan: SavePlan,
     process: int,
     names: Sequence[str],
+    bare: Collection[int],
+    far: Collection[int],
     *,
     data_file_bytes: int,
     footer_bytes: int,
@@ -71,6 +84,8 @@ def plan_writes(
 
     Args:
         names: of the leaves.
+        bare: numbers of leaves that can be looked at as they are.
+        far: numbers of leaves on accelerators.
         footer_bytes: what is stored behind each value.
     """
     placer = Placer(data_file_bytes)
@@ -83,19 +98,28 @@ def plan_writes(
         key = chunk_key(names[chunk.leaf], chunk.position)
         row = plan.starts[chunk.leaf] + chunk.number
         uneven = chunk.box.shape != plan.chunk_shapes[chunk.leaf]
-        writes.append(PlannedWrite(chunk, key, row, None if compressed else place, uneven))
+        whole = chunk.leaf in bare and plan.chunk_count(chunk.leaf) == 1 and not uneven
+        kept = None if compressed else place
+        write = PlannedWrite(chunk, key, row, kept, uneven, whole, chunk.leaf in far)
+        writes.append(write)
     nbytes = sum(write.chunk.nbytes for write in writes)
     # zstd makes what can not be compressed a little larger.
     spare = nbytes // 128 + (128 << 10) if compressed else 0
     ends = tuple(end + spare for end in placer.ends)
-    return WritePlan(tuple(_grouped(writes, nbytes)), ends, nbytes)
+    cut = tuple(w for w in writes if w.chunk.device >= 0 and w.chunk.box != w.chunk.region)
+    far_bytes = sum(write.chunk.nbytes for write in writes if write.far)
+    return WritePlan(tuple(_grouped(writes, nbytes)), cut, far_bytes, ends, nbytes)
 
 
 def _grouped(writes: list[PlannedWrite], nbytes: int) -> Iterable[tuple[PlannedWrite, ...]]:
-    wanted = min(_MOST_TOGETHER_BYTES, max(_LEAST_TOGETHER_BYTES, nbytes // _GROUPS_WANTED))
+    wanted = min(_MOST_TOGETHER_BYTES, max(SMALL_BYTES, nbytes // _GROUPS_WANTED))
     together: list[PlannedWrite] = []
     held = 0
     for write in writes:
+        small = write.chunk.nbytes < SMALL_BYTES
+        if together and small != (together[0].chunk.nbytes < SMALL_BYTES):
+            yield tuple(together)
+            together, held = [], 0
         together.append(write)
         held += write.chunk.nbytes
         if held >= wanted:

@@ -31,7 +31,6 @@ from jaxckpt.policy.keeping import (
     removable,
 )
 from jaxckpt.policy.meter import Meter
-from jaxckpt.policy.plain import is_due, steps_to_remove
 from jaxckpt.policy.saving import (
     AnySave,
     AtSteps,
@@ -72,11 +71,9 @@ __all__ = [
     "daly",
     "every_minutes",
     "expected_ettr",
-    "is_due",
     "learned_mtbf_secs",
     "must_keep",
     "next_look",
     "removable",
-    "steps_to_remove",
     "young",
 ]

@@ -147,17 +147,15 @@ def test_a_pool_never_holds_more_than_its_budget(budget: int) -> None:
     lengths=st.lists(
         st.one_of(st.integers(1, 5000), st.integers(60_000, 3_000_000)), min_size=1, max_size=12
     ),
-    late=st.booleans(),
 )
 def test_values_of_any_size_copied_by_many_threads_land_where_they_belong(
-    lengths: list[int], late: bool
+    lengths: list[int],
 ) -> None:
-    """Written while they are copied, or all held in memory and written when the file is opened."""
     store = MemoryStore()
     pool = HostPool(16 * MIB)
     engine = Engine(2)
     job = engine.job()
-    extents = ExtentWriter(pool, job.write, job.stopped, True, lambda _: None)
+    extents = ExtentWriter(store.create("/f", direct=True), pool, job.write, job.stopped)
     placer = Placer(1 << 40)
     places = [placer.place(n) for n in lengths]
     values = [np.random.default_rng(i).integers(1, 255, n, np.uint8) for i, n in enumerate(lengths)]
@@ -168,22 +166,13 @@ def test_values_of_any_size_copied_by_many_threads_land_where_they_belong(
         done = 0
         extents.fill_zeros(places[i].gap_start, places[i].offset - places[i].gap_start)
         for piece in extents.pieces(places[i].offset, lengths[i]):
-            piece.memory[:] = values[i][done : done + piece.memory.size]
-            done += piece.memory.size
-            extents.fill(piece)
+            piece[:] = values[i][done : done + piece.size]
+            done += piece.size
 
-    if late:
-        pool = HostPool(64 * MIB)
-        extents = ExtentWriter(pool, job.write, job.stopped, True, lambda _: None)
-    else:
-        extents.open(store.create("/f", direct=True))
     job.join([job.copy(lambda i=i: put(i)) for i in range(len(lengths))])
     end = round_up(placer.ends[0])
     extents.fill_zeros(placer.ends[0], end - placer.ends[0])
     extents.finish(end)
-    if late:
-        assert not extents.writes
-        extents.open(store.create("/f", direct=True))
     job.join(extents.writes)
     data = np.frombuffer(read_file(store, "/f", 1 << 30), np.uint8)
     assert data.size == end

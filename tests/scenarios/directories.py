@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxckpt
 from jaxckpt.dist import default_coordinator
-from jaxckpt.io.datafiles import DataFiles
 from jaxckpt.io.local import LocalStore
 from jaxckpt.io.world import World
+from jaxckpt.staging import Staging
 from jaxckpt.testing.faulty_store import FaultyStore
 from scenarios.bad_input import attempt, listing, odd, small
 from scenarios.faults import before, meet
@@ -92,7 +92,7 @@ def race(directory: str, seed: int, steps: int) -> list[str]:
         for step in range(1, steps + 1):
             out: dict[str, Any] = {}
             if (step + seed // 100) % 2:
-                before(DataFiles, "sync", lambda: time.sleep(0.2))
+                before(Staging, "finish", lambda: time.sleep(0.2))
             with raised(out):
                 checkpointer.save(step, orbax_state(seed, mesh, [["x"], []]))
                 checkpointer.wait()

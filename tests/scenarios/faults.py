@@ -19,9 +19,10 @@ from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import StorageError
 from jaxckpt.ettr.records import JOURNAL_NAME
 from jaxckpt.io import stripe_reader
-from jaxckpt.io.datafiles import DataFiles
+from jaxckpt.io.held import HeldFiles
 from jaxckpt.io.local import LocalStore, LocalWriter
 from jaxckpt.io.world import World
+from jaxckpt.staging import Staging
 from jaxckpt.testing.faulty_store import FaultyStore
 from scenarios.state import assert_arrays, mesh_of, orbax_state, orbax_target, raised
 
@@ -72,9 +73,9 @@ def after(owner: Any, name: str, act: Callable[[], None]) -> None:
 IN_SAVE: dict[str, Callable[[Callable[[], None]], None]] = {
     "planning": lambda act: before(replanning.Planner, "plan", act),
     "agreed": lambda act: after(step_save, "agree", act),
-    "copying": lambda act: before(DataFiles, "copy", act, 2),
+    "copying": lambda act: before(HeldFiles, "copy", act, 2),
     "writing": lambda act: after(LocalWriter, "write_at", act),
-    "synced": lambda act: after(DataFiles, "sync", act),
+    "synced": lambda act: after(Staging, "finish", act),
     "announced": lambda act: before(merging, "build_tree", act),
     "merging": lambda act: before(merging, "check_files", act),
     "before the rename": lambda act: before(step_save, "publish", act),
