@@ -80,7 +80,7 @@ class Staging:
         self._where: tuple[Store, str] | None = None
         self._writers: dict[int, Writer] = {}
         if whole:
-            ends = state.writes.ends
+            ends = () if self._compressed else state.writes.ends
             self._held = HeldFiles(pool, ends, job.stopped, checksum=self._checksum)
         else:
             self._streamed = StreamedFiles(
@@ -204,7 +204,6 @@ class Staging:
                 file, values, self.crcs, writer, self._job.write, check
             )
         self._job.join(self._held.pending, look)
-        self._held.give_back()  # what was kept for values that turned out smaller
         return lengths
 
     def _create(self, number: int) -> Writer:
@@ -278,6 +277,8 @@ class Staging:
 
     def _put(self, write: PlannedWrite, place: Place, data: NDArray[np.uint8]) -> None:
         if self._whole:
+            if self._compressed:
+                self._held.reserve(place)
             self._held.copy(place, data)
         else:
             self.crcs[write.row] = self._streamed.put(place, data)

@@ -29,7 +29,7 @@ class HeldFiles:
     """Memory laid out as the data files will be.
 
     Args:
-        ends: where the last value of each file ends at most.
+        ends: where the last value of each file ends; empty where that is not known before.
         checksum: each value's crc32c goes behind it.
         stopped: says that the save failed; nothing is waited for and written any more.
     """
@@ -57,6 +57,21 @@ class HeldFiles:
                 if block is None:
                     raise AbandonedError
                 blocks.append(block)
+
+    def reserve(self, place: Place) -> None:
+        """Takes the memory for a value whose place was not known before; one thread at a time.
+
+        Raises:
+            AbandonedError: the save failed meanwhile.
+        """
+        while len(self._blocks) <= place.file:
+            self._blocks.append([])
+        blocks = self._blocks[place.file]
+        while len(blocks) * self._size < place.offset + place.length:
+            block = self._pool.acquire(self._stopped)
+            if block is None:
+                raise AbandonedError
+            blocks.append(block)
 
     def copy(self, place: Place, data: Block) -> None:
         """Copies a value's bytes; from any thread, no two for one place."""

@@ -49,13 +49,14 @@ class WritePlan:
             groups of their own.
         cut: those that are a part of what their device holds.
         far_bytes: how much of it comes over a bus.
-        ends: where the last value of each data file ends; without compression.
+        ends: where the last value of each data file ends, were nothing compressed.
         nbytes: raw bytes.
     """
 
     groups: tuple[tuple[PlannedWrite, ...], ...]
     cut: tuple[PlannedWrite, ...]
     far_bytes: int
+    compressed: bool
     ends: tuple[int, ...]
     nbytes: int
 
@@ -66,7 +67,9 @@ class WritePlan:
 
     def blocks(self, block_bytes: int) -> int:
         """How many blocks of memory hold all of it at once; never too few."""
-        return sum(-(-end // block_bytes) for end in self.ends)
+        # Compressed values are dealt to files in another way, and grow a little at worst.
+        spare = sum(self.ends) // 128 // block_bytes + 2 if self.compressed else 0
+        return sum(-(-end // block_bytes) for end in self.ends) + spare
 
 
 def plan_writes(
@@ -103,12 +106,11 @@ def plan_writes(
         write = PlannedWrite(chunk, key, row, kept, uneven, whole, chunk.leaf in far)
         writes.append(write)
     nbytes = sum(write.chunk.nbytes for write in writes)
-    # zstd makes what can not be compressed a little larger.
-    spare = nbytes // 128 + (128 << 10) if compressed else 0
-    ends = tuple(end + spare for end in placer.ends)
     cut = tuple(w for w in writes if w.chunk.device >= 0 and w.chunk.box != w.chunk.region)
     far_bytes = sum(write.chunk.nbytes for write in writes if write.far)
-    return WritePlan(tuple(_grouped(writes, nbytes)), cut, far_bytes, ends, nbytes)
+    return WritePlan(
+        tuple(_grouped(writes, nbytes)), cut, far_bytes, compressed, tuple(placer.ends), nbytes
+    )
 
 
 def _grouped(writes: list[PlannedWrite], nbytes: int) -> Iterable[tuple[PlannedWrite, ...]]:
