@@ -63,8 +63,8 @@ class StagedItem:
         self._dir = ""
         total = None if options.compression else sum(map(round_up, state.writes.ends))
         self._tally = world.tally(operation.what, total, shown=options.progress)
-        job = engine.job()
-        self._staging = Staging(options, pool, job, state, whole=whole, wrote=self._tally.add)
+        wrote, job = self._tally.add, engine.job()
+        self._staging = Staging(options, pool, job, state, whole=whole, wrote=wrote)
 
     def open(self, item_dir: str) -> None:
         """Says where the item is made.

@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import crc32c
 import numpy as np
@@ -32,14 +32,12 @@ from jaxckpt.io.datafiles import StreamedFiles
 from jaxckpt.io.engine import Job
 from jaxckpt.io.held import HeldFiles
 from jaxckpt.io.pool import HostPool
+from jaxckpt.io.progress import CountedWriter
 from jaxckpt.io.store import Store, Writer, join
 from jaxckpt.io.waiting import AbandonedError
 from jaxckpt.layout.placement import Place, Placer
 from jaxckpt.layout.write_plan import SMALL_BYTES, PlannedWrite
 from jaxckpt.planning import StatePlan, transfer_limit
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 
 class Staging:
@@ -50,7 +48,7 @@ class Staging:
 
     Args:
         whole: all of it fits into the pool.
-        wrote: told of every write, with its bytes.
+        wrote: told of the bytes of each write.
 
     Attributes:
         crcs: of this process's chunks, by their row in the plan; complete after `finish`.
@@ -66,14 +64,13 @@ class Staging:
         whole: bool,
         wrote: Callable[[int], None],
     ) -> None:
-        self._wrote = wrote
         self.crcs = np.zeros(len(state.plan.owners), np.uint32)
         self._checksum, self._compressed = options.checksum, options.compression is not None
         self._direct = options.direct_io != "off"
         self._plan, self._shapes = state.writes, state.plan.chunk_shapes
         self._names = [leaf.spec.name for leaf in state.leaves]
         self._sources: list[Any] = state.sources
-        self._job, self._whole = job, whole
+        self._job, self._whole, self._wrote = job, whole, wrote
         self._inside: list[Entry] = []  # values of the index
         self._packed: dict[int, Place] = {}  # places of compressed values by row
         self._placer = Placer(options.data_file_bytes)
@@ -212,9 +209,9 @@ class Staging:
     def _create(self, number: int) -> Writer:
         assert self._where is not None
         store, home = self._where
-        writer = store.create(join(home, data_file(number)), direct=self._direct)
-        self._writers[number] = writer
-        return _Telling(writer, self._wrote)
+        made = store.create(join(home, data_file(number)), direct=self._direct)
+        writer = self._writers[number] = CountedWriter(made, self._wrote)
+        return writer
 
     def _transfer_group(self, group: tuple[PlannedWrite, ...], tasks: list[Future[None]]) -> None:
         """Begins the transfers here, in the order of the places, and copies on a thread."""
@@ -293,18 +290,6 @@ class Staging:
         footer = CRC_BYTES if self._checksum else 0
         place = self._packed[write.row] = self._placer.place(len(packed) + footer)
         return place, np.frombuffer(packed, np.uint8)
-
-
-class _Telling:
-    """A file that tells how much is written to it."""
-
-    def __init__(self, writer: Writer, wrote: Callable[[int], None]) -> None:
-        self._writer, self._wrote = writer, wrote
-        self.sync, self.close = writer.sync, writer.close
-
-    def write_at(self, offset: int, data: Buffer) -> None:
-        self._writer.write_at(offset, data)
-        self._wrote(memoryview(data).nbytes)
 
 
 def _padded(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

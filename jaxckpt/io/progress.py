@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
+
+from jaxckpt.io.store import Writer
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class Display(Protocol):
@@ -81,3 +87,27 @@ class Tally:
         trace: TracebackType | None,
     ) -> None:
         self.end(whole=error is None)
+
+
+class CountedWriter:
+    """A `Writer` that tells how many bytes it has written.
+
+    Args:
+        wrote: told of the bytes of each write that has ended well, by the thread that wrote.
+    """
+
+    def __init__(self, writer: Writer, wrote: Callable[[int], None]) -> None:
+        self._writer, self._wrote = writer, wrote
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        """See `Writer`."""
+        self._writer.write_at(offset, data)
+        self._wrote(memoryview(data).nbytes)
+
+    def sync(self) -> None:
+        """See `Writer`."""
+        self._writer.sync()
+
+    def close(self) -> None:
+        """See `Writer`."""
+        self._writer.close()
