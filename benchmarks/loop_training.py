@@ -38,10 +38,10 @@ from benchmarks.throttle import Throttled, throttled, why_not
 
 CASES = (NONE, EAGER, LAZY, ORBAX, ORBAX_FREE, TORCH)
 _LAYERS = 4
-_WARM_UP_STEPS = 3
+_WARM_UP_STEPS = 2
 _LEAST_STEPS = 2
 _ORDER_SEED = 1
-_ROOM_STATES = 12
+_ROOM_STATES = 32
 """Of the file system: what all cases keep at one time, and what is being written."""
 
 
@@ -139,7 +139,7 @@ def measure_training(folder: str, sizes: Sizes, say: Callable[[str], None]) -> T
             stack.callback(saver.close)
         trainer = _Trainer(state, batch, sizes, say)
         loops = trainer.rounds(savers, storage, rate)
-    settings = {saver.name: saver.settings for saver in savers if saver}
+    settings = {saver.name: saver.settings for saver in savers}
     limit = None if reason else rate
     return Training(nbytes, step_secs, limit, (1, cores), loops, settings, notes)
 
@@ -166,15 +166,11 @@ def _savers(folder: str, notes: list[str]) -> list[Saver]:
 class _Trainer:
     """Keeps the state from loop to loop, so that every loop has the memory of the one before."""
 
-    def __init__(
-        self, state: Tree, batch: int, sizes: Sizes, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, state: Tree, batch: int, sizes: Sizes, say: Callable[[str], None]) -> None:
         self._state, self._batch, self._sizes, self._say = state, batch, sizes, say
         self._step = 0
 
-    def rounds(
-        self, savers: list[Saver], storage: Throttled | None, rate: float
-    ) -> list[Loop]:
+    def rounds(self, savers: list[Saver], storage: Throttled | None, rate: float) -> list[Loop]:
         """Without a limit once, so that all memory was used, then timed at the rate."""
         for saver in savers:
             self._train(saver, 0.0)

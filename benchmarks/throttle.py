@@ -14,7 +14,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-_CONTROL = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
+CONTROL = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
+"""Limits of writing, one line for each device: its number and bytes a second."""
 _NEEDED = ("losetup", "mkfs.ext4", "mount", "umount")
 _DIRTY = (("strict_limit", "1", "0"), ("max_ratio", "1", "100"))
 """Of the device's dirty pages: what is set, and what was there before."""
@@ -33,14 +34,14 @@ class Throttled:
 
     def set_rate(self, bytes_per_second: float) -> None:
         """From now on; 0 is no limit."""
-        _CONTROL.write_text(f"{self._number} {int(bytes_per_second)}\n")
+        CONTROL.write_text(f"{self._number} {int(bytes_per_second)}\n")
 
 
 def why_not() -> str:
     """Why no such file system can be had here; "" if it can."""
     if os.geteuid() != 0:
         return "it needs root"
-    if not os.access(_CONTROL, os.W_OK):
+    if not os.access(CONTROL, os.W_OK):
         return "there is no block controller of cgroup v1"
     if not os.path.exists("/dev/loop-control"):
         return "there are no loop devices"
