@@ -45,11 +45,11 @@ def remove(path: str) -> None:
         os.unlink(path)
 
 
-def settle() -> None:
+def settle(seconds: float = _QUIET_SECONDS) -> None:
     """Waits until nothing of what went before is left to be written or discarded."""
     gc.collect()
     os.sync()
-    time.sleep(_QUIET_SECONDS)
+    time.sleep(seconds)
 
 
 def settle_cold() -> bool:

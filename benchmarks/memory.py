@@ -78,13 +78,23 @@ def _status(field: str) -> int:
     raise KeyError(field)
 
 
-def _reset_high_water() -> int:
+def high_water() -> int:
+    """The most memory that was resident since the mark was reset."""
+    return _status("VmHWM")
+
+
+def resident() -> int:
+    """Memory that is resident now."""
+    return _status("VmRSS")
+
+
+def reset_high_water() -> int:
     """Starts the high-water mark anew; returns what is held now."""
     gc.collect()
     disk.trim_heap()
     with open("/proc/self/clear_refs", "w") as control:
         control.write("5")
-    return _status("VmRSS")
+    return resident()
 
 
 def _main() -> None:
@@ -105,9 +115,9 @@ def _save(nbytes: float, budget: int, folder: str) -> dict[str, int]:
     arrays, held = _arrays(nbytes)
     options = jaxckpt.Options(memory_budget_bytes=budget)
     save = jaxckpt.save  # its module is loaded before the mark is reset
-    before = _reset_high_water()
+    before = reset_high_water()
     save(os.path.join(folder, "state"), arrays, options=options)
-    return {"state": held, "peak": _status("VmHWM") - before}
+    return {"state": held, "peak": high_water() - before}
 
 
 def _checkpointer(nbytes: float, budget: int, folder: str) -> dict[str, int]:
@@ -116,12 +126,12 @@ def _checkpointer(nbytes: float, budget: int, folder: str) -> dict[str, int]:
     arrays, held = _arrays(nbytes)
     options = jaxckpt.Options(memory_budget_bytes=budget)
     make = jaxckpt.Checkpointer
-    before = _reset_high_water()
+    before = reset_high_water()
     with make(folder, keep_last=1, options=options) as checkpointer:
         for step in range(3):
             checkpointer.save(step, arrays)
         checkpointer.wait()
-        return {"state": held, "peak": _status("VmHWM") - before}
+        return {"state": held, "peak": high_water() - before}
 
 
 def _flat(nbytes: float, budget: int, folder: str) -> dict[str, int]:
@@ -134,7 +144,7 @@ def _flat(nbytes: float, budget: int, folder: str) -> dict[str, int]:
         for step in range(1, FLAT_SAVES + 1):
             checkpointer.save(step, arrays)
             checkpointer.wait()
-            rss[step] = _status("VmRSS")
+            rss[step] = resident()
     return {"early": rss[FLAT_EARLY], "late": rss[FLAT_SAVES]}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from numpy.typing import NDArray
 
 DEVICES, MESH_SHAPE = 8, (4, 2)
@@ -71,14 +71,22 @@ def small(leaves: int) -> State:
     return _make(f"small{leaves}", leaves, _SMALL_SHAPE)
 
 
-def _make(name: str, leaves: int, shape: tuple[int, int]) -> State:
+def many(leaves: int, shape: tuple[int, int], *, whole: bool = False) -> State:
+    """So many leaves of a shape; ``whole`` puts each on one device, unsharded."""
+    return _make(f"many{leaves}", leaves, shape, whole=whole)
+
+
+def _make(name: str, leaves: int, shape: tuple[int, int], *, whole: bool = False) -> State:
     random = np.random.default_rng(leaves)
     host = {
         f"leaf_{number:05d}": random.standard_normal(shape, dtype=np.float32)
         for number in range(leaves)
     }
-    mesh = Mesh(np.array(jax.devices()[:DEVICES]).reshape(MESH_SHAPE), ("x", "y"))
-    sharding = NamedSharding(mesh, PartitionSpec("x", "y"))
+    if whole:
+        sharding = SingleDeviceSharding(jax.devices()[0])
+    else:
+        mesh = Mesh(np.array(jax.devices()[:DEVICES]).reshape(MESH_SHAPE), ("x", "y"))
+        sharding = NamedSharding(mesh, PartitionSpec("x", "y"))
     arrays = jax.block_until_ready(jax.device_put(host, sharding))
     struct = jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
     nbytes = sum(leaf.nbytes for leaf in host.values())
