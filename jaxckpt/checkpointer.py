@@ -222,6 +222,7 @@ class Checkpointer:
                 self._tell(save, began, why, lazy)
                 if preempted:
                     self._make_durable(save)
+                self._saves.raise_known(save)
             finally:
                 self._stop = preempted
         return True

@@ -32,18 +32,18 @@ class Saves:
         return any(not save.done.done() for save in self._saves)
 
     def begin(self, request: StepRequest, state: Any) -> StepSave:
-        """Begins a save, then raises the errors of earlier ones that all processes know of.
-
-        Blocks until the state is copied, if the request is not lazy.
-        """
+        """Begins a save. Blocks until the state is copied, if the request is not lazy."""
         self.wait_staged()
         self._sort_out()
         known = [save.number for save in self._saves if save.done.done()]
         save = StepSave(self._tools, request, known, state)
-        failed = [earlier for earlier in self._saves if earlier.number in save.failed]
         self._saves.append(save)
-        self._raise(failed, f"step {request.step} is being saved nevertheless")
         return save
+
+    def raise_known(self, save: StepSave) -> None:
+        """Raises the errors of earlier saves that all processes knew of when this one began."""
+        failed = [earlier for earlier in self._saves if earlier.number in save.failed]
+        self._raise(failed, f"step {save.step} is being saved nevertheless")
 
     def staged(self) -> bool:
         """Whether the state of the last save is copied."""

@@ -192,15 +192,15 @@ class StepSave:
             self._copy_while_written()
 
     def _copy_while_written(self) -> None:
-        self._opened.wait()
-        if not self._may_copy:
-            self.staged.set()
-            if self._operation.alone:
-                self.done.result()
-            return
         try:
-            self._copy()
-        except BaseException:
+            self._opened.wait()
+            if self._may_copy:
+                self._copy()
+            elif self._operation.alone:
+                self.done.result()
+        except BaseException as error:
+            self._failed = self._failed or error
+            self.staged.set()
             wait([self.done])  # it has removed what it had made
             raise
 
