@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,13 @@ def layer_of(room: str) -> int:
 
 def test_every_room_has_a_layer() -> None:
     assert set(rooms()) | {"_version"} <= set().union(*LAYERS)
+
+
+def test_the_documentation_has_the_same_layers() -> None:
+    page = (ROOT.parent / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = page.split("| modules | duty |")[1].split("\n\n")[0].splitlines()[2:]
+    named = [set(re.findall(r"`(\w+)/?`", row.split("|")[1])) for row in rows]
+    assert named == LAYERS
 
 
 def test_imports_go_down() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -74,6 +75,11 @@ def test_tables_are_complete() -> None:
             assert f"`{name}`" in text or f"`jaxckpt.{name}`" in text, name
     for name in jaxckpt.Options.__dataclass_fields__:
         assert f"| `{name}` |" in text, name
+    doors = {jaxckpt.Checkpointer: ["directory", "options", "world"]}
+    doors[jaxckpt.Checkpointer.save] = ["self", "step", "state"]
+    for door, plain in doors.items():
+        for name in inspect.signature(door).parameters:
+            assert name in plain or re.search(rf"^\|.*`{name}`.*\|", text, re.MULTILINE), name
 
 
 @pytest.mark.parametrize(
