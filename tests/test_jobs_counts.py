@@ -37,3 +37,13 @@ def test_compilations_do_not_grow_with_the_leaves(tmp_path: Path, processes: int
             assert many["save 1"] <= few["save 1"]
             assert many["restore 1"] <= few["restore 1"]
             assert many["restore 2"] <= few["restore 2"]
+
+
+def test_process_0_shows_all_bytes_that_it_writes_and_needs(tmp_path: Path) -> None:
+    first, second = run_job("counting.progress", 2, directory=tmp_path)
+    assert second == []
+    assert [what for what, *_ in first] == ["save", "restore", "restore", "restore"]
+    assert all(whole and done == total > 0 for _, done, total, whole in first)
+    saved, *restored = [done for _, done, *_ in first]
+    assert len(set(restored)) == 1  # the same in each way
+    assert saved < 0.6 * restored[0]  # its own half

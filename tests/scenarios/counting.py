@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import jaxckpt
 from jaxckpt.dist import default_coordinator
 from jaxckpt.io.local import LocalStore
+from jaxckpt.io.progress import Tally
 from jaxckpt.io.world import World
 from jaxckpt.testing.faulty_store import FaultyStore
 from scenarios.state import assert_bits, mesh_of, place
@@ -132,3 +133,36 @@ def compilations(directory: str) -> Any:
                     counts[f"restore {step}"] = compiled.take()
             out[f"{leaves} {way}"] = counts
     return out
+
+
+class Told:
+    """A display that keeps what ended, in bytes."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[str, int, int | None, bool]] = []
+
+    def begin(self, tally: Tally) -> None:
+        pass
+
+    def end(self, tally: Tally, *, whole: bool) -> None:
+        self.ended.append((tally.what.split()[0], tally.done_bytes, tally.total_bytes, whole))
+
+
+def progress(directory: str) -> Any:
+    """What this process's display was told of a save, and of a restore in each way."""
+    told = Told()
+    held = {
+        name: place(value, NamedSharding(mesh_of([jax.device_count()], "r"), P()))
+        for name, value in state().items()
+    }
+    for way in ("direct", "allgather", "broadcast"):
+        options = jaxckpt.Options(complete=way, progress=True)
+        world = World(LocalStore(), default_coordinator(), display=told)
+        with jaxckpt.Checkpointer(directory, options=options, world=world) as checkpointer:
+            if not checkpointer.steps():
+                checkpointer.save(1, held)
+                checkpointer.wait()
+            restored = checkpointer.restore(held)
+        for name, value in state().items():
+            assert_bits(restored[name], value, name)
+    return told.ended
