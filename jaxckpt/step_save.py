@@ -113,13 +113,16 @@ class StepSave:
             self.nbytes = plan.nbytes
             self._refuse(plan)
             tools.retention.begin(request.info)
-            self._snapshot = self._admit(plan)
             try:
-                self.failed = self._agree(plan, known_failed)
-                self._begin(plan)
+                self._snapshot = self._admit(plan)
+                try:
+                    self.failed = self._agree(plan, known_failed)
+                    self._begin(plan)
+                except BaseException:
+                    tools.in_flight.end(self._snapshot)
+                    raise
             except BaseException:
                 tools.retention.end(request.info, durable=False)
-                tools.in_flight.end(self._snapshot)
                 raise
 
     @property
@@ -189,7 +192,14 @@ class StepSave:
             self._copy_while_written()
 
     def _copy_while_written(self) -> None:
-        self._opened.wait()
+        try:
+            self._opened.wait()
+        except BaseException as error:  # an interrupt: the thread must not wait for the copies
+            self._failed = error
+            self._operation.fail(error)
+            self.staged.set()
+            wait([self.done])
+            raise
         if not self._may_copy:
             self.staged.set()
             if self._operation.alone:
@@ -237,10 +247,12 @@ class StepSave:
             recorder.note("failed", step=step, error=type(error).__name__)
             raise
         finally:
-            self._tools.retention.end(self._request.info, durable=self.durable_secs is not None)
-            self._opened.set()
-            self.staged.set()
-            self._tools.in_flight.end(self._snapshot)
+            try:
+                self._tools.retention.end(self._request.info, durable=self.durable_secs is not None)
+            finally:  # that may have to look at the storage; others must not wait for ever
+                self._opened.set()
+                self.staged.set()
+                self._tools.in_flight.end(self._snapshot)
 
     def _write(self) -> str:
         """Blocks until the step is whole in its hidden directory; "" if it was dropped."""

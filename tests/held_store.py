@@ -11,7 +11,7 @@ from jaxckpt.io.store import Store
 from jaxckpt.testing.faulty_store import FaultyStore
 
 _TEMPORARY = re.compile(r"\.jaxckpt-tmp-(\d+)-")
-PATIENCE_SECS = 30.0  # an event that does not come by then never will
+PATIENCE_SECS = 15.0  # an event that does not come by then never will
 
 
 class HeldStore(FaultyStore):
