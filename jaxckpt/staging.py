@@ -152,8 +152,7 @@ class Staging:
             try:
                 self._copy(write, source)
             except RuntimeError as error:
-                deleted = getattr(source, "is_deleted", None)
-                if deleted is None or not deleted():
+                if not _was_donated(source, error):
                     raise
                 name = self._leaves[write.chunk.leaf].spec.name
                 raise DonatedTooEarlyError(name) from error
@@ -185,6 +184,12 @@ class Staging:
             self._copied[write.row] = self._files.copy(place, value)
         else:
             self.crcs[write.row] = self._files.put(place, value)
+
+
+def _was_donated(source: object, error: RuntimeError) -> bool:
+    """Whether an array's memory went to a step; a sharded one loses its shards one by one."""
+    deleted = getattr(source, "is_deleted", None)
+    return deleted is not None and (deleted() or "deleted" in str(error))
 
 
 def _padded(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
