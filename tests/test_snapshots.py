@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import sys
 import threading
@@ -389,7 +390,7 @@ def test_a_run_that_can_not_be_listed_does_not_stop_the_loop() -> None:
     with checkpointer(store, keep_last=1) as ckpt:
         store.blind = True
         for step in range(1, 6):
-            with pytest.raises(StorageError, match="list failed.*EIO"):
+            with pytest.raises(StorageError, match=r"list failed.*EIO"):
                 ckpt.save(step, state(step))
                 ckpt.wait()
         store.blind = False
@@ -534,10 +535,8 @@ def test_a_death_with_two_in_flight_loses_nothing_that_was_durable(after: bool, 
     for k in range(1, len(count.calls) + 1):
         inner = MemoryStore()
         store = HeldStore(inner, fail_at=k, after=after)
-        try:
+        with contextlib.suppress(KilledError):
             run(store)
-        except KilledError:
-            pass
         durable = durable_steps(store)
         for left in (inner.kill(), inner.crash()):
             with checkpointer(left, keep_last=1, journal=False) as ckpt:
