@@ -46,7 +46,11 @@ class Preemption:
         return self.at_ns is not None
 
     def give_back(self) -> None:
-        """The loop goes on all the same: the signal has the effect that it would have had."""
+        """The loop goes on all the same: the signal has the effect that it would have had.
+
+        The notice is forgotten: a program that outlives it trains and saves as before.
+        """
+        self.at_ns = None
         if self._heard:
             self.close()
             _sigterm.deliver()
@@ -94,12 +98,15 @@ class _Sigterm:
             self._installed = False
 
     def _told(self, number: int, frame: FrameType | None) -> None:
-        for listener in list(self._listeners):
+        listeners = list(self._listeners)
+        for listener in listeners:
             listener.notice()
         before: Callable[[int, FrameType | None], Any] | Any = self._before
         self._uninstall()
         if callable(before):
             before(number, frame)
+        elif not listeners:  # all went without a word, or on other threads: nobody would stop
+            self.deliver()
 
 
 _sigterm = _Sigterm()

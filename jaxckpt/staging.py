@@ -254,8 +254,7 @@ class Staging:
     def _named(self, error: RuntimeError, group: tuple[PlannedWrite, ...]) -> Exception:
         """The same error, or which leaf it was that could not be read since it is gone."""
         for write in group:
-            deleted = getattr(self._sources[write.chunk.leaf], "is_deleted", None)
-            if deleted is not None and deleted():
+            if _was_donated(self._sources[write.chunk.leaf], error):
                 return DonatedTooEarlyError(self._names[write.chunk.leaf])
         return error
 
@@ -290,6 +289,12 @@ class Staging:
         footer = CRC_BYTES if self._checksum else 0
         place = self._packed[write.row] = self._placer.place(len(packed) + footer)
         return place, np.frombuffer(packed, np.uint8)
+
+
+def _was_donated(source: object, error: RuntimeError) -> bool:
+    """Whether an array's memory went to a step; a sharded one loses its shards one by one."""
+    deleted = getattr(source, "is_deleted", None)
+    return deleted is not None and (deleted() or "deleted" in str(error))
 
 
 def _padded(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -240,10 +240,12 @@ class StepSave:
             recorder.note("failed", step=step, error=type(error).__name__)
             raise
         finally:
-            self._tools.retention.end(self._request.info, durable=self.durable_secs is not None)
-            self._opened.set()
-            self.staged.set()
-            self._tools.in_flight.end(self._snapshot)
+            try:
+                self._tools.retention.end(self._request.info, durable=self.durable_secs is not None)
+            finally:  # that may have to look at the storage; others must not wait for ever
+                self._opened.set()
+                self.staged.set()
+                self._tools.in_flight.end(self._snapshot)
 
     def _write(self) -> str:
         """Blocks until the step is whole in its hidden directory; "" if it was dropped."""

@@ -108,7 +108,10 @@ class HostPool:
     def give_back(self, block: NDArray[np.uint8]) -> None:
         """Returns a block that nobody looks at any more."""
         with self._changed:
-            self._free.append(block)
+            if self._held > self._limit:  # the headroom has grown since
+                self._held -= self.block_bytes
+            else:
+                self._free.append(block)
             self._changed.notify()  # one block, one waiter
 
     def set_headroom(self, nbytes: int) -> None:
