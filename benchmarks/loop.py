@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 from rich.console import Console
 
@@ -40,15 +41,16 @@ def main() -> None:
         },
         MEMORY: {"nbytes": args.memory_state, "saves": args.saves},
     }
-    parts = {
-        part: run_part(part, sizes[part], args.dir, console.print) if part in args.only else None
-        for part in PARTS
-    }
-    results = from_parts(machine, parts[STALL], parts[TRAINING], parts[MEMORY])
-    print_tables(results, console)
     os.makedirs(args.out, exist_ok=True)
-    write_json(results, os.path.join(args.out, "loop.json"))
-    write_markdown(results, os.path.join(args.out, "loop.md"))
+    parts: dict[str, dict[str, Any] | None] = dict.fromkeys(PARTS)
+    for part in PARTS:
+        if part in args.only:
+            parts[part] = run_part(part, sizes[part], args.dir, console.print)
+            # After each part, so that a run that is stopped leaves what it has.
+            results = from_parts(machine, parts[STALL], parts[TRAINING], parts[MEMORY])
+            write_json(results, os.path.join(args.out, "loop.json"))
+            write_markdown(results, os.path.join(args.out, "loop.md"))
+    print_tables(results, console)
 
 
 def _arguments() -> argparse.Namespace:
