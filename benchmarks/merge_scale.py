@@ -31,8 +31,8 @@ from jaxckpt.io.world import World
 from jaxckpt.layout.flatten import flatten
 from jaxckpt.layout.placement import Placer
 from jaxckpt.layout.save_plan import ArrayLeaf, SavePlan, plan_save
+from jaxckpt.layout.write_plan import INLINE_BYTES
 from jaxckpt.merging import EMPTY_KEY, Announcement, decode_announcement, with_crcs, write_root
-from jaxckpt.saving import INLINE_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
