@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,8 @@ def run_part(
 def _main() -> None:
     part, arguments, folder = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
     warnings.filterwarnings("ignore")
+    # A mounted file system must not outlive the process; `with` blocks end it.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="loop-", dir=folder) as place:
         found = _MEASURES[part](place, **arguments)
     print(json.dumps(found), flush=True)
