@@ -14,6 +14,7 @@ from typing import Any, Self
 from jaxckpt import policy
 from jaxckpt._options import Options, checked_options
 from jaxckpt.dist import default_coordinator
+from jaxckpt.donating import Donations
 from jaxckpt.errors import (
     ClosedError,
     PreemptedWarning,
@@ -122,6 +123,7 @@ class Checkpointer:
                 Planner(self.options, self._world.coordinator.processes),
                 InFlight(self.options.in_flight, pool),
                 self._schedule.retention,
+                Donations(),
                 self._recorder,
             )
         )

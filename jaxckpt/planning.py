@@ -44,6 +44,7 @@ class StatePlan:
         sources: the arrays, by number of the leaf, None where there is none; nobody keeps them once
             they are copied.
         writes: what this process writes.
+        viewable: numbers of the leaves on CPU devices, as they are in the state.
         temporary_bytes: the most memory that copies of single chunks take.
         nbytes: what all processes write.
     """
@@ -53,6 +54,7 @@ class StatePlan:
     sources: list[Any]
     plan: SavePlan
     writes: WritePlan
+    viewable: tuple[int, ...]
     temporary_bytes: int
     nbytes: int
 
@@ -104,7 +106,12 @@ def plan_state(state: Any, options: Options, processes: Processes) -> StatePlan:
     temporary = _temporary_bytes(
         sources, writes, options.memory_budget_bytes, compressed=compressed
     )
-    return StatePlan(flat.root, leaves, sources, plan, writes, temporary, plan.nbytes)
+    viewable = tuple(
+        number
+        for number, (leaf, (_, x)) in enumerate(zip(described, flat.leaves, strict=True))
+        if leaf.kind == "jax" and leaf.source is x and not _is_far(x)
+    )
+    return StatePlan(flat.root, leaves, sources, plan, writes, viewable, temporary, plan.nbytes)
 
 
 def _is_bare(source: Any) -> bool:

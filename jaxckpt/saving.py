@@ -79,6 +79,10 @@ class StagedItem:
         store.make_dir(join(home, "d"))
         self._staging.open(store, home)
 
+    def take_views(self, but: int) -> None:
+        """See ``Staging.take_views``."""
+        self._staging.take_views(but)
+
     def copy_out(self) -> None:
         """Returns once the arrays of the state may be changed or donated."""
         self._staging.copy_out(self._operation.check)

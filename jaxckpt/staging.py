@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from jaxckpt._calm import calm
 from jaxckpt._options import Options
-from jaxckpt.device.host_view import host_chunk, prepare_chunk
+from jaxckpt.device.host_view import host_chunk, look_at, prepare_chunk
 from jaxckpt.device.transfer import Transfers
 from jaxckpt.errors import DonatedTooEarlyError
 from jaxckpt.format.btree import ValueRef
@@ -72,6 +72,8 @@ class Staging:
         self._sources: list[Any] = state.sources
         self._job, self._whole, self._wrote = job, whole, wrote
         self._inside: list[Entry] = []  # values of the index
+        self._views: dict[int, Callable[[], np.ndarray]] = {}  # by row, until they are copied
+        self._taken: set[int] | None = None  # rows that were copied when the views were taken
         self._packed: dict[int, Place] = {}  # places of compressed values by row
         self._placer = Placer(options.data_file_bytes)
         limit = transfer_limit(options.memory_budget_bytes)
@@ -96,6 +98,32 @@ class Staging:
         self._where = store, home
 
     @calm
+    def take_views(self, but: int) -> None:
+        """Takes hold of the state without copying what lies on CPU devices; `copy_out` must follow,
+        from any thread. The caller may change and donate the state at once.
+
+        Only where all of it fits and nothing comes over a bus.
+
+        Args:
+            but: a leaf that is copied all the same.
+        """
+        self._taken = set()
+        try:
+            self._held.acquire()
+            for write in self._plan.writes:
+                if write.chunk.device == -1 or write.chunk.leaf == but:
+                    self._copy_group((write,))
+                    self._taken.add(write.row)
+                else:
+                    source = self._sources[write.chunk.leaf]
+                    self._views[write.row] = look_at(source, write.chunk)
+        except BaseException:
+            self.abandon()
+            raise
+        finally:
+            self._sources = [None] * len(self._sources)
+
+    @calm
     def copy_out(self, look: Callable[[], None]) -> None:
         """Copies every chunk of this process; afterwards nothing of the state is held any more.
 
@@ -108,10 +136,11 @@ class Staging:
         tasks: list[Future[None]] = []
         job = self._job
         try:
-            for write in self._plan.cut:
-                prepare_chunk(self._sources[write.chunk.leaf], write.chunk)
-            if self._whole:
-                self._held.acquire()
+            if self._taken is None:
+                for write in self._plan.cut:
+                    prepare_chunk(self._sources[write.chunk.leaf], write.chunk)
+                if self._whole:
+                    self._held.acquire()
             mine: list[tuple[PlannedWrite, ...]] = []
             for group in self._plan.groups:
                 far = any(write.far for write in group)
@@ -132,7 +161,7 @@ class Staging:
             self.abandon()
             raise
         finally:
-            self._sources = []
+            self._sources = [None] * len(self._sources)
 
     def finish(self, look: Callable[[], None]) -> dict[str, int]:
         """Blocks until all files are durable; their sizes by relative path.
@@ -157,6 +186,7 @@ class Staging:
     def abandon(self) -> None:
         """Gives all memory back and closes the files."""
         self._job.fail(AbandonedError())
+        self._views.clear()
         if self._whole:
             self._held.give_back()
         else:
@@ -235,9 +265,13 @@ class Staging:
 
     def _copy_group(self, group: tuple[PlannedWrite, ...]) -> None:
         for write in group:
-            source = self._sources[write.chunk.leaf]
+            if self._taken is not None and write.row in self._taken:
+                continue
+            source, view = self._sources[write.chunk.leaf], self._views.pop(write.row, None)
             try:
-                if write.bare:
+                if view is not None:
+                    self._copy(write, view)
+                elif write.bare:
                     self._take(write, np.asarray(source))
                 else:
                     self._copy(write, functools.partial(host_chunk, source, write.chunk))

@@ -12,6 +12,7 @@ from typing import Any
 from jaxckpt._options import Options
 from jaxckpt.agreeing import agree, check_shared
 from jaxckpt.commit import Temporary, give_up, open_temporary, publish, retire
+from jaxckpt.donating import Donations
 from jaxckpt.errors import StepExistsError
 from jaxckpt.format import orbaxmeta
 from jaxckpt.in_flight import InFlight, Snapshot
@@ -46,6 +47,7 @@ class Tools:
     planner: Planner
     in_flight: InFlight
     retention: Retention
+    donations: Donations
     recorder: Recorder
 
 
@@ -99,6 +101,7 @@ class StepSave:
         self._final = join(request.run, str(request.step))
         self._temporary: Temporary | None = None  # the primary's
         self._failed: BaseException | None = None
+        self._behind = request.lazy  # whether the thread copies
         self._opened, self._may_copy = threading.Event(), False
         self.staged = threading.Event()
         self.done: Future[None] = Future()
@@ -181,8 +184,14 @@ class StepSave:
             plan,
             whole=self._snapshot.whole,
         )
+        views = tools.donations.views_serve()
+        kept = tools.donations.choose(plan.sources, plan.viewable)
         if self._request.lazy:
             keep_host_values(plan)
+            self._start()
+        elif self._snapshot.whole and views and not plan.writes.far_bytes:
+            self._behind = True
+            self._take_views(kept)
             self._start()
         elif self._snapshot.whole:
             self._copy()
@@ -204,6 +213,20 @@ class StepSave:
             wait([self.done])  # it has removed what it had made
             raise
 
+    def _take_views(self, but: int) -> None:
+        """As `_copy`, with the copying left to the thread."""
+        pool, waited = self._tools.pool, self._tools.pool.waited_secs
+        try:
+            self._item.take_views(but)
+            self.waited_secs += pool.waited_secs - waited
+        except Exception as error:
+            if self._operation.alone:
+                raise
+            self._failed = error
+            self._operation.fail(error)
+        finally:
+            self.staged.set()
+
     def _copy(self) -> None:
         """In a job an error is raised by `done`, at the same call of all processes."""
         pool, waited = self._tools.pool, self._tools.pool.waited_secs
@@ -212,7 +235,7 @@ class StepSave:
             self.waited_secs += pool.waited_secs - waited
         except BaseException as error:
             self._failed = error
-            told_later = self._request.lazy or not self._operation.alone
+            told_later = self._behind or not self._operation.alone
             if not isinstance(error, Exception) or not told_later:
                 raise
             self._operation.fail(error)
@@ -251,7 +274,7 @@ class StepSave:
         """Blocks until the step is whole in its hidden directory; "" if it was dropped."""
         snapshot, in_flight = self._snapshot, self._tools.in_flight
         try:
-            if self._request.lazy and snapshot.whole:
+            if self._behind and snapshot.whole and self._failed is None:
                 self._copy()
             if snapshot.whole:
                 self._raise_failed()

@@ -23,7 +23,7 @@ LAYERS = [
     {"opened", "foreign", "recording"},
     {"merging", "agreeing", "completing", "commit", "places", "items"},
     {"planning", "sharing", "reporting"},
-    {"replanning", "staging", "reading_back", "in_flight", "retention"},
+    {"replanning", "staging", "reading_back", "in_flight", "retention", "donating"},
     {"saving", "restoring"},
     {"single"},
     {"deciding", "preemption"},
