@@ -153,7 +153,7 @@ def test_the_error_of_a_donation_names_the_leaf_and_comes_with_the_next_save(
         ckpt.wait_staged()
         ckpt._saves._saves[-1].done.exception(20)
         monkeypatch.setattr(Staging, "_copy_group", copy)
-        with pytest.raises(DonatedTooEarlyError, match="'w'.*wait_staged") as caught:
+        with pytest.raises(DonatedTooEarlyError, match=r"'w'.*wait_staged") as caught:
             ckpt.save(2, {"w": jnp.arange(3.0)})
         assert caught.value.__notes__ == ["step 2 is being saved nevertheless"]
         ckpt.wait()
