@@ -99,3 +99,31 @@ def test_a_disk_that_one_process_can_not_write_fails_the_save_everywhere(tmp_pat
         assert name in other["text"], (case, other)
         assert max(f["secs"] for f in found) < 10, (case, found)
         assert own["names"] == other["names"] == ["1"], (case, own["names"])
+
+
+def test_a_process_dies_while_two_snapshots_are_in_flight(tmp_path: Path) -> None:
+    jobs = [
+        Job(
+            "faults.killed_in_flight",
+            2,
+            heartbeat_secs=HEARTBEAT_SECS,
+            directory=tmp_path / str(process),
+            process=process,
+        )
+        for process in (0, 1)
+    ]
+    for process, job in enumerate(jobs):
+        outcomes = job.wait(HEARTBEAT_SECS + 35)
+        assert outcomes[process].code == KILLED, outcomes[process].stderr[-3000:]
+        assert outcomes[1 - process].code == ABORTED, outcomes[1 - process].stderr[-3000:]
+    run_job("faults.resumed", 2, runs={str(tmp_path / str(process)): 1 for process in (0, 1)})
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_the_notice_to_one_process_makes_all_save_the_same_step(
+    tmp_path: Path, process: int
+) -> None:
+    found = run_job("faults.preempted", 2, directory=tmp_path / "run", process=process)
+    assert found[0] == found[1]
+    assert found[0]["step"] >= 5
+    assert found[0]["steps"] == [found[0]["step"]]

@@ -211,3 +211,40 @@ def unwritable(directory: str, cases: list[Any]) -> Any:
         assert_arrays(2, checkpointer.restore(replicated()))
         assert_arrays(1, checkpointer.restore(replicated(), 1))
     return found
+
+
+# -- several snapshots in flight -------------------------------------------------------------------
+
+
+def killed_in_flight(directory: str, process: int) -> None:
+    """A process dies while one snapshot is written slowly and another one waits."""
+    checkpointer = jaxckpt.Checkpointer(directory)
+    checkpointer.save(1, state(1))
+    checkpointer.wait()
+    gate = threading.Event()
+    before(LocalWriter, "write_at", lambda: gate.wait(60))
+    checkpointer.save(2, state(2))
+    checkpointer.save(3, state(3))
+    assert checkpointer.steps() == [1]
+    meet()
+    if jax.process_index() == process:
+        die()
+    time.sleep(60)
+
+
+def preempted(directory: str, process: int) -> Any:
+    """One process gets the notice; all save the same step and stop."""
+    told: dict[str, Any] = {}
+    with jaxckpt.Checkpointer(directory, save_every=1000) as checkpointer:
+        for step in range(1, 400):
+            if step == 5 and jax.process_index() == process:
+                os.kill(os.getpid(), signal.SIGTERM)
+            saved = checkpointer.save(step, state(step))
+            assert saved == checkpointer.should_stop
+            if saved:
+                told["step"] = step
+                told["steps"] = checkpointer.steps()
+                break
+            meet()
+            time.sleep(0.02)
+    return told
