@@ -17,7 +17,9 @@ from jaxckpt.dist import default_coordinator
 from jaxckpt.donating import Donations
 from jaxckpt.errors import (
     ClosedError,
+    PreemptedError,
     PreemptedWarning,
+    StepExistsError,
 )
 from jaxckpt.ettr.report import RunReport
 from jaxckpt.in_flight import InFlight
@@ -216,7 +218,9 @@ class Checkpointer:
             return False
         with self._call():
             info = StepInfo(step, time_of(self._world.wall_ns()), checked_metrics(metrics))
-            request = StepRequest(self.directory, info, items, force, lazy, force or preempted)
+            request = StepRequest(
+                self.directory, info, items, force, lazy, force or preempted, self._deadline()
+            )
             why = "preemption" if preempted else "policy" if due else "forced"
             try:
                 began = self._recorder.now()
@@ -225,6 +229,13 @@ class Checkpointer:
                 if preempted:
                     self._make_durable(save)
                 self._saves.raise_known(save)
+            except PreemptedError:
+                self._saves.give_up(_CLEANING_SECS)
+                self._warn_of_preemption(step)
+            except StepExistsError:
+                if force or due:
+                    raise
+                return False  # it was due for nothing but the preemption, and is there already
             finally:
                 self._stop = preempted
         return True
@@ -253,21 +264,29 @@ class Checkpointer:
             self._recorder.note("choice", interval_secs=choice.interval_secs, why=choice.why)
             _log.info("%s: %s", self.directory, choice.why)
 
+    def _deadline(self) -> int | None:
+        """Until when a step must be durable, by the monotonic clock; None without a notice."""
+        told = self._preemption.at_ns
+        if told is None or self._grace_secs is None:
+            return None
+        cleaning = min(_CLEANING_SECS, self._grace_secs / 10)
+        return told + int((self._grace_secs - cleaning) * 1e9)
+
     def _make_durable(self, save: StepSave) -> None:
         """Within the grace period, or not at all."""
         self._recorder.note("preempted")
-        assert self._grace_secs is not None
-        told = self._preemption.at_ns or self._world.monotonic_ns()
-        left = self._grace_secs - (self._world.monotonic_ns() - told) * 1e-9
-        cleaning = min(_CLEANING_SECS, self._grace_secs / 10)
-        if not self._saves.wait_until(save, left - cleaning, cleaning):
-            warnings.warn(
-                f"step {save.step} of {self.directory} could not be made durable within the "
-                f"{self._grace_secs:g} s after the notice of preemption; the newest durable step "
-                f"is {self.latest_step()}.",
-                PreemptedWarning,
-                stacklevel=3,
-            )
+        left = ((self._deadline() or 0) - self._world.monotonic_ns()) * 1e-9
+        if not self._saves.wait_until(save, left, _CLEANING_SECS):
+            self._warn_of_preemption(save.step)
+
+    def _warn_of_preemption(self, step: int) -> None:
+        warnings.warn(
+            f"step {step} of {self.directory} could not be made durable within the "
+            f"{self._grace_secs:g} s after the notice of preemption; the newest durable step is "
+            f"{self.latest_step()}.",
+            PreemptedWarning,
+            stacklevel=4,
+        )
 
     @property
     def should_stop(self) -> bool:

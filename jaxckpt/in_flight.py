@@ -55,7 +55,13 @@ class InFlight:
         self._changed = threading.Condition()
 
     def admit(
-        self, step: int, blocks: int, must_keep: Callable[[], bool], *, decides: bool
+        self,
+        step: int,
+        blocks: int,
+        must_keep: Callable[[], bool],
+        look: Callable[[], None],
+        *,
+        decides: bool,
     ) -> Snapshot:
         """Blocks until there is room for one more.
 
@@ -63,24 +69,31 @@ class InFlight:
             blocks: of the pool that it needs.
             must_keep: whether its step is to be kept even when newer ones are durable; asked when
                 that matters.
+            look: called now and then; what it raises is raised.
             decides: whether this process drops others to make room.
         """
         with self._changed:
             while not self._has_room(blocks):
                 if decides:
                     self._make_room(step)
-                self._changed.wait()
+                self._changed.wait(_LOOK_SECS)
+                look()
             self._count += 1
             snapshot = Snapshot(self._count, step, blocks, must_keep)
             snapshot.whole = self._waiting_blocks() + blocks <= self._pool.blocks
             self._snapshots.append(snapshot)
             return snapshot
 
-    def wait_for(self, step: int) -> None:
-        """Blocks while a snapshot of this step is in flight."""
+    def wait_for(self, step: int, look: Callable[[], None]) -> None:
+        """Blocks while a snapshot of this step is in flight.
+
+        Args:
+            look: as of `admit`.
+        """
         with self._changed:
             while self.has(step):
-                self._changed.wait()
+                self._changed.wait(_LOOK_SECS)
+                look()
 
     @property
     def count(self) -> int:

@@ -54,6 +54,8 @@ class Retention:
 
     def must_keep(self, info: StepInfo) -> bool:
         """Whether a step on its way is to be kept even when newer ones are durable."""
+        if isinstance(self._keep, policy.KeepAll):
+            return True
         steps = self.steps()
         numbers = [other.step for other in steps]
         if info.step not in numbers:
@@ -62,6 +64,13 @@ class Retention:
 
     def removable(self, just_saved: int) -> list[int]:
         """The steps that may go once ``just_saved`` is durable and read back, oldest first."""
+        if isinstance(self._keep, policy.KeepAll):
+            return []
+        with self._lock:
+            known = self._load()
+            # To look at all steps takes a while where many are kept: not if nothing may go anyway.
+            if not policy.removable(self._keep, list(known.values()), just_saved):
+                return []
         whole = set(scan_steps(self._store, self._run).whole)
         with self._lock:
             self._sorted = None

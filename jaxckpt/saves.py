@@ -67,19 +67,22 @@ class Saves:
         Returns:
             Whether it ended; its error, if any, is left for the next call.
         """
-        if not wait([save.done], max(0.0, secs)).not_done:
-            return not isinstance(save.done.exception(), PreemptedError)
-        going = [other for other in self._saves if not other.done.done()]
-        for other in going:
-            other.give_up(PreemptedError(other.step))
-        wait([other.done for other in going], cleaning_secs)
-        given_up = isinstance(save.done.exception(), PreemptedError) if save.done.done() else True
+        wait([save.done], max(0.0, secs))
+        if not save.done.done() or isinstance(save.done.exception(), PreemptedError):
+            self.give_up(cleaning_secs)
+        return save.done.done() and not isinstance(save.done.exception(), PreemptedError)
+
+    def give_up(self, cleaning_secs: float) -> None:
+        """Ends all that are in flight and waits a moment until they have removed what they made."""
+        going = [save for save in self._saves if not save.done.done()]
+        for save in going:
+            save.give_up(PreemptedError(save.step))
+        wait([save.done for save in going], cleaning_secs)
         self._saves = [
-            other
-            for other in self._saves
-            if other.done.done() and not isinstance(other.done.exception(), PreemptedError)
+            save
+            for save in self._saves
+            if save.done.done() and not isinstance(save.done.exception(), PreemptedError)
         ]
-        return not given_up
 
     def _sort_out(self) -> None:
         """Those that have ended well need no more attention."""

@@ -6,6 +6,7 @@ and durable. Publishing it under its name is the commit's work (`commit.py`, or 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxckpt._calm import calm
@@ -42,6 +43,7 @@ class StagedItem:
 
     Args:
         whole: all of it fits into the pool beside what is there.
+        expired: an error to end with, once it is too late.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class StagedItem:
         state: StatePlan,
         *,
         whole: bool,
+        expired: Callable[[], Exception | None] = lambda: None,
     ) -> None:
         self._world, self._options, self._operation = world, options, operation
         self._process = world.coordinator.process_index
@@ -64,7 +67,9 @@ class StagedItem:
         total = None if options.compression else sum(map(round_up, state.writes.ends))
         self._tally = world.tally(operation.what, total, shown=options.progress)
         wrote, job = self._tally.add, engine.job()
-        self._staging = Staging(options, pool, job, state, whole=whole, wrote=wrote)
+        self._staging = Staging(
+            options, pool, job, state, whole=whole, wrote=wrote, expired=expired
+        )
 
     def open(self, item_dir: str) -> None:
         """Says where the item is made.

@@ -36,7 +36,7 @@ from jaxckpt.io.progress import CountedWriter
 from jaxckpt.io.store import Store, Writer, join
 from jaxckpt.io.waiting import AbandonedError
 from jaxckpt.layout.placement import Place, Placer
-from jaxckpt.layout.write_plan import SMALL_BYTES, PlannedWrite
+from jaxckpt.layout.write_plan import INLINE_BYTES, SMALL_BYTES, PlannedWrite
 from jaxckpt.planning import StatePlan, transfer_limit
 
 
@@ -49,6 +49,7 @@ class Staging:
     Args:
         whole: all of it fits into the pool.
         wrote: told of the bytes of each write.
+        expired: an error to end with, once it is too late.
 
     Attributes:
         crcs: of this process's chunks, by their row in the plan; complete after `finish`.
@@ -63,7 +64,9 @@ class Staging:
         *,
         whole: bool,
         wrote: Callable[[int], None],
+        expired: Callable[[], Exception | None],
     ) -> None:
+        self._expired = expired
         self.crcs = np.zeros(len(state.plan.owners), np.uint32)
         self._checksum, self._compressed = options.checksum, options.compression is not None
         self._direct = options.direct_io != "off"
@@ -72,24 +75,26 @@ class Staging:
         self._sources: list[Any] = state.sources
         self._job, self._whole, self._wrote = job, whole, wrote
         self._inside: list[Entry] = []  # values of the index
-        self._views: dict[int, Callable[[], np.ndarray]] = {}  # by row, until they are copied
+        # By row, until they are copied.
+        self._views: dict[int, np.ndarray | Callable[[], np.ndarray]] = {}
         self._taken: set[int] | None = None  # rows that were copied when the views were taken
         self._packed: dict[int, Place] = {}  # places of compressed values by row
         self._placer = Placer(options.data_file_bytes)
         limit = transfer_limit(options.memory_budget_bytes)
-        self._transfers = Transfers(limit, job.stopped)
+        self._transfers = Transfers(limit, self._stopped)
         self._one_copy = threading.Lock()  # one temporary copy of a chunk at a time
         self._where: tuple[Store, str] | None = None
         self._writers: dict[int, Writer] = {}
         if whole:
             ends = () if self._compressed else state.writes.ends
-            self._held = HeldFiles(pool, ends, job.stopped, checksum=self._checksum)
+            self._held = HeldFiles(pool, ends, self._stopped, checksum=self._checksum)
         else:
             self._streamed = StreamedFiles(
                 pool,
                 job,
                 self._placer.ends if self._compressed else state.writes.ends,
                 self._create,
+                self._stopped,
                 checksum=self._checksum,
             )
 
@@ -111,12 +116,14 @@ class Staging:
         try:
             self._held.acquire()
             for write in self._plan.writes:
-                if write.chunk.device == -1 or write.chunk.leaf == but:
+                leaf, small = write.chunk.leaf, write.chunk.nbytes <= INLINE_BYTES
+                if write.chunk.device == -1 or leaf == but or (small and write.bare):
                     self._copy_group((write,))
                     self._taken.add(write.row)
+                elif write.bare:
+                    self._views[write.row] = np.asarray(self._sources[leaf])
                 else:
-                    source = self._sources[write.chunk.leaf]
-                    self._views[write.row] = look_at(source, write.chunk)
+                    self._views[write.row] = look_at(self._sources[leaf], write.chunk)
         except BaseException:
             self.abandon()
             raise
@@ -141,22 +148,13 @@ class Staging:
                     prepare_chunk(self._sources[write.chunk.leaf], write.chunk)
                 if self._whole:
                     self._held.acquire()
-            mine: list[tuple[PlannedWrite, ...]] = []
-            for group in self._plan.groups:
-                far = any(write.far for write in group)
-                if self._whole and not far and group[0].chunk.nbytes < SMALL_BYTES:
-                    mine.append(group)
-                elif far:
-                    self._transfer_group(group, tasks)
-                else:
-                    tasks.append(job.copy(functools.partial(self._copy_group, group)))
-            for group in mine:
-                self._copy_group(group)
-                job.check()
+            self._copy_groups(tasks)
         except BaseException as error:  # noqa: BLE001  (raised by join, once no copy is running)
             job.fail(error)
         try:
             job.join(tasks, look)
+            if job.stopped():
+                raise AbandonedError  # nothing must look whole that was cut short
         except BaseException:
             self.abandon()
             raise
@@ -236,6 +234,12 @@ class Staging:
         self._job.join(self._held.pending, look)
         return lengths
 
+    def _stopped(self) -> bool:
+        error = self._expired()
+        if error is not None:
+            self._job.fail(error)
+        return self._job.stopped()
+
     def _create(self, number: int) -> Writer:
         assert self._where is not None
         store, home = self._where
@@ -263,18 +267,36 @@ class Staging:
 
     # -- copies, on several threads ----------------------------------------------------------------
 
+    def _copy_groups(self, tasks: list[Future[None]]) -> None:
+        """Hands the large values to threads and copies the small ones here."""
+        mine: list[tuple[PlannedWrite, ...]] = []
+        for group in self._plan.groups:
+            far = any(write.far for write in group)
+            if self._whole and not far and group[0].chunk.nbytes < SMALL_BYTES:
+                mine.append(group)
+            elif far:
+                self._transfer_group(group, tasks)
+            else:
+                tasks.append(self._job.copy(functools.partial(self._copy_group, group)))
+        for group in mine:
+            self._copy_group(group)
+            self._job.check()
+
     def _copy_group(self, group: tuple[PlannedWrite, ...]) -> None:
         for write in group:
             if self._taken is not None and write.row in self._taken:
                 continue
             source, view = self._sources[write.chunk.leaf], self._views.pop(write.row, None)
             try:
-                if view is not None:
-                    self._copy(write, view)
-                elif write.bare:
-                    self._take(write, np.asarray(source))
+                if view is None and write.bare:
+                    view = np.asarray(source)
+                if isinstance(view, np.ndarray) and not self._compressed:
+                    self._take(write, view)
+                elif isinstance(view, np.ndarray):
+                    self._copy(write, functools.partial(np.asarray, view))
                 else:
-                    self._copy(write, functools.partial(host_chunk, source, write.chunk))
+                    look = view or functools.partial(host_chunk, source, write.chunk)
+                    self._copy(write, look)
             except RuntimeError as error:
                 raise self._named(error, (write,)) from error
 

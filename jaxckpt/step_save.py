@@ -13,7 +13,7 @@ from jaxckpt._options import Options
 from jaxckpt.agreeing import agree, check_shared
 from jaxckpt.commit import Temporary, give_up, open_temporary, publish, retire
 from jaxckpt.donating import Donations
-from jaxckpt.errors import StepExistsError
+from jaxckpt.errors import PreemptedError, StepExistsError
 from jaxckpt.format import orbaxmeta
 from jaxckpt.in_flight import InFlight, Snapshot
 from jaxckpt.io.coordinator import WAIT_SECS
@@ -33,6 +33,7 @@ from jaxckpt.single import refuse_if_full
 
 THREAD_NAME = "jaxckpt-save"
 _WRITE_SECS = 3600.0  # how long one snapshot may take before others are missed
+_LOOK_SECS = 0.5
 _MOST_TOLD_STEPS = 64  # in a record of the journal
 
 
@@ -62,6 +63,7 @@ class StepRequest:
         replace: take the place of a step that is there.
         lazy: return before the state is copied.
         keep: never drop it for a newer one.
+        deadline_ns: give it up if it is not durable by then, by the monotonic clock.
     """
 
     run: str
@@ -70,6 +72,7 @@ class StepRequest:
     replace: bool
     lazy: bool
     keep: bool
+    deadline_ns: int | None = None
 
     @property
     def step(self) -> int:
@@ -142,7 +145,7 @@ class StepSave:
 
     def _refuse(self, plan: StatePlan) -> None:
         if self._request.replace:
-            self._tools.in_flight.wait_for(self._request.step)
+            self._tools.in_flight.wait_for(self._request.step, self._look)
         elif self._world.coordinator.is_primary:
             there = self._world.store.stat(self._final) is not None
             if there or self._tools.in_flight.has(self._request.step):
@@ -157,9 +160,12 @@ class StepSave:
         decides = self._world.coordinator.is_primary
         retention, info, keep = tools.retention, request.info, request.keep
         began = self._world.monotonic_ns()
-        snapshot = tools.in_flight.admit(
-            request.step, blocks, lambda: keep or retention.must_keep(info), decides=decides
-        )
+
+        def must_keep() -> bool:
+            return keep or retention.must_keep(info)
+
+        look = self._look
+        snapshot = tools.in_flight.admit(request.step, blocks, must_keep, look, decides=decides)
         self.waited_secs = self._secs_since(began)
         return snapshot
 
@@ -183,6 +189,7 @@ class StepSave:
             self._operation,
             plan,
             whole=self._snapshot.whole,
+            expired=self._expired,
         )
         views = tools.donations.views_serve()
         kept = tools.donations.choose(plan.sources, plan.viewable)
@@ -202,7 +209,8 @@ class StepSave:
 
     def _copy_while_written(self) -> None:
         try:
-            self._opened.wait()
+            while not self._opened.wait(_LOOK_SECS):
+                self._look()
             if self._may_copy:
                 self._copy()
             elif self._operation.alone:
@@ -308,8 +316,17 @@ class StepSave:
             raise self._failed
 
     def _look(self) -> None:
+        expired = self._expired()
+        if expired is not None:
+            raise expired
         self._raise_failed()
         self._operation.check()
+
+    def _expired(self) -> PreemptedError | None:
+        deadline = self._request.deadline_ns
+        if deadline is None or self._world.monotonic_ns() < deadline:
+            return None
+        return PreemptedError(self._request.step)
 
     def give_up(self, error: Exception) -> None:
         """Stops what can still be stopped; `done` gets the error, unless the step is durable."""

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxckpt import Checkpointer, Options
 from jaxckpt.errors import DonatedTooEarlyError
+from jaxckpt.staging import Staging
 from jaxckpt.testing.memory_store import MemoryStore
 
 RUN = "/run"
@@ -162,17 +163,24 @@ def test_the_error_of_a_donation_names_the_leaf_and_comes_with_the_next_save(
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_arrays_are_let_go_once_they_are_copied(lazy: bool) -> None:
-    """While the storage is stuck with the snapshot, the devices have their memory again."""
+    """While the storage is stuck with the snapshot, the devices have their memory again; but for
+    the one small array that tells whether the loop donates.
+    """
     store = HeldStore(MemoryStore())
     store.hold()
     with Checkpointer(RUN, options=OPTIONS, world=world_of(store), journal=False) as ckpt:
         for step in (1, 2):
             tree = {"w": jnp.full((1000, 100), step), "k": step, "n": np.full(1000, step)}
+            tree["small"] = jnp.full(20_000, step)
             refs = [weakref.ref(tree["w"]), weakref.ref(tree["n"])]
             ckpt.save(step, tree, lazy=lazy)
             ckpt.wait_staged()
             del tree
             gc.collect()
+            for _ in range(1000):  # of the second one views may be copied behind the call
+                if refs[0]() is None:
+                    break
+                time.sleep(0.01)
             assert [r() for r in refs] == [None, None]
         store.let()
         ckpt.wait()
@@ -233,3 +241,49 @@ def test_memory_is_flat_over_larger_saves_with_two_in_flight(
         np.testing.assert_array_equal(found["w"], tree["w"])
     # The pool grows to what two snapshots want, and not beyond.
     assert min(resident[len(resident) // 2 :]) - resident[0] < 48 << 20, resident
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_loop_that_does_not_donate_is_looked_at_and_one_that_does_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: int, compression: Any
+) -> None:
+    """Whichever it is, and whenever it changes its habit, what is saved is what was there."""
+    looked: list[int] = []
+    take_views = Staging.take_views
+
+    def noted(self: Staging, but: int) -> None:
+        looked.append(but)
+        take_views(self, but)
+
+    monkeypatch.setattr(Staging, "take_views", noted)
+    mesh = jax.make_mesh((devices,), ("x",), devices=jax.devices()[:devices])
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    tree: Any = {
+        "large": jax.device_put(np.zeros((800, 400)), rows),
+        "small": jax.device_put(np.zeros(16_000), everywhere),
+        "tiny": jax.device_put(np.zeros(8), rows),
+        "uneven": jax.device_put(np.zeros((101, 7)), everywhere),
+        "host": np.zeros(1000),
+        "count": jnp.zeros((), jnp.int32),
+    }
+    plain = jax.jit(lambda t: jax.tree.map(lambda x: x + 1, t))
+    donating = jax.jit(lambda t: jax.tree.map(lambda x: x + 1, t), donate_argnums=0)
+    options = Options(memory_budget_bytes=64 << 20, compression=compression, chunk_bytes=64 << 10)
+    habits = [plain] * 4 + [donating] * 4 + [plain] * 3
+    with Checkpointer(tmp_path / "run", options=options) as ckpt:
+        for step, train_step in enumerate(habits):
+            before = len(looked)
+            ckpt.save(step, tree)
+            host = tree.pop("host")
+            tree = jax.block_until_ready(train_step(tree)) | {"host": host}
+            host += 1  # the same array as was saved
+            expected = step > 0 and habits[step - 1] is plain
+            assert len(looked) - before == expected, (step, looked)
+        ckpt.wait()
+        assert ckpt.steps() == list(range(len(habits)))
+        for step in ckpt.steps():
+            found = ckpt.restore(tree, step=step)
+            for name, leaf in found.items():
+                np.testing.assert_array_equal(np.asarray(leaf), step, err_msg=f"{name} {step}")

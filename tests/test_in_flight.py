@@ -41,7 +41,9 @@ class Rig:
     # -- what runs ---------------------------------------------------------------------------------
 
     def _save(self, blocks: int, kept: bool) -> None:
-        snapshot = self.in_flight.admit(self.count * 10, blocks, lambda: kept, decides=True)
+        snapshot = self.in_flight.admit(
+            self.count * 10, blocks, lambda: kept, lambda: None, decides=True
+        )
         assert snapshot.number == self.count
         assert snapshot.whole == (blocks <= self.pool.blocks)
         self.commands[snapshot.number] = queue.SimpleQueue()
@@ -231,14 +233,14 @@ def test_what_is_larger_than_the_pool_is_alone() -> None:
 @pytest.mark.timeout(30)
 def test_who_does_not_decide_waits_and_drops_nothing() -> None:
     in_flight = InFlight(2, HostPool(16 << 20))
-    first = in_flight.admit(1, 1, lambda: False, decides=False)
-    second = in_flight.admit(2, 1, lambda: False, decides=False)
+    first = in_flight.admit(1, 1, lambda: False, lambda: None, decides=False)
+    second = in_flight.admit(2, 1, lambda: False, lambda: None, decides=False)
     for snapshot in (first, second):
         in_flight.ready(snapshot)
     admitted = threading.Event()
 
     def third() -> None:
-        in_flight.admit(3, 1, lambda: False, decides=False)
+        in_flight.admit(3, 1, lambda: False, lambda: None, decides=False)
         admitted.set()
 
     thread = threading.Thread(target=third, daemon=True)
@@ -255,8 +257,8 @@ def test_who_does_not_decide_waits_and_drops_nothing() -> None:
 @pytest.mark.timeout(30)
 def test_an_error_while_waiting_for_the_turn_ends_the_wait() -> None:
     in_flight = InFlight(2, HostPool(16 << 20))
-    first = in_flight.admit(1, 1, lambda: True, decides=True)
-    second = in_flight.admit(2, 1, lambda: True, decides=True)
+    first = in_flight.admit(1, 1, lambda: True, lambda: None, decides=True)
+    second = in_flight.admit(2, 1, lambda: True, lambda: None, decides=True)
     for snapshot in (first, second):
         in_flight.ready(snapshot)
     assert in_flight.wait_for_turn(second, lambda: None)
@@ -296,7 +298,9 @@ def test_free_running_threads_come_to_an_end_within_the_pool(seed: int) -> None:
     def train() -> None:
         for step in range(200):
             count, kept = chance.randint(0, pool.blocks), chance.random() < 0.4
-            snapshot = in_flight.admit(step, count, lambda kept=kept: kept, decides=True)
+            snapshot = in_flight.admit(
+                step, count, lambda kept=kept: kept, lambda: None, decides=True
+            )
             assert snapshot.whole
             blocks = [pool.acquire() for _ in range(count)]
             in_flight.ready(snapshot)

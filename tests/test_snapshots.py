@@ -258,9 +258,9 @@ def test_a_forced_save_of_a_step_in_flight_comes_after_it(monkeypatch: pytest.Mo
         waits = threading.Event()
         wait_for = InFlight.wait_for
 
-        def told(self: InFlight, step: int) -> None:
+        def told(self: InFlight, step: int, look: Any) -> None:
             waits.set()
-            wait_for(self, step)
+            wait_for(self, step, look)
 
         monkeypatch.setattr(InFlight, "wait_for", told)
         again = threading.Thread(target=lambda: ckpt.save(2, state(2), force=True), daemon=True)

@@ -30,6 +30,7 @@ class StreamedFiles:
     Args:
         ends: where the last value of each file ends; grows as places are handed out.
         create: makes the file of a number.
+        stopped: says that the save failed.
         checksum: append each value's crc32c.
     """
 
@@ -39,11 +40,12 @@ class StreamedFiles:
         job: Job,
         ends: Sequence[int],
         create: Callable[[int], Writer],
+        stopped: Callable[[], bool],
         *,
         checksum: bool,
     ) -> None:
         self._pool, self._job, self._ends, self._create = pool, job, ends, create
-        self._checksum = checksum
+        self._checksum, self._stopped = checksum, stopped
         self._files: dict[int, ExtentWriter] = {}
         self._lock = threading.Lock()
 
@@ -98,7 +100,7 @@ class StreamedFiles:
             if number not in self._files:
                 job = self._job
                 writer = self._create(number)
-                extents = ExtentWriter(writer, self._pool, job.write, job.stopped)
+                extents = ExtentWriter(writer, self._pool, job.write, self._stopped)
                 self._files[number] = extents
             return self._files[number]
 
