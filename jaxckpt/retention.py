@@ -27,6 +27,7 @@ class Retention:
         self._known: dict[int, StepInfo] | None = None
         self._coming: dict[int, StepInfo] = {}
         self._sorted: list[StepInfo] | None = None
+        self._by_time: tuple[Sequence[StepInfo], Sequence[StepInfo]] = ((), ())
         self._lock = threading.Lock()
 
     def begin(self, info: StepInfo) -> None:
@@ -51,6 +52,17 @@ class Retention:
                 together = {**self._load(), **self._coming}
                 self._sorted = [together[step] for step in sorted(together)]
             return self._sorted
+
+    def saved(self) -> Sequence[StepInfo]:
+        """The same, the last one saved at the end. Asked at every step.
+
+        Not always the highest number: a loop may go back to an older step and save on from there.
+        """
+        steps = self.steps()
+        with self._lock:
+            if self._by_time[0] is not steps:
+                self._by_time = steps, sorted(steps, key=lambda info: info.time)
+            return self._by_time[1]
 
     def must_keep(self, info: StepInfo) -> bool:
         """Whether a step on its way is to be kept even when newer ones are durable."""
