@@ -233,3 +233,22 @@ def test_memory_is_flat_over_larger_saves_with_two_in_flight(
         np.testing.assert_array_equal(found["w"], tree["w"])
     # The pool grows to what two snapshots want, and not beyond.
     assert min(resident[len(resident) // 2 :]) - resident[0] < 48 << 20, resident
+
+
+def test_a_donation_before_the_first_chunk_is_cut_has_the_same_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from jaxckpt.step_save import StepSave
+
+    donated, start = jnp.ones((64, 64)), StepSave._start
+
+    def late(self: Any) -> None:
+        donated.delete()
+        start(self)
+
+    options = Options(memory_budget_bytes=64 << 20, chunk_bytes=4 << 10)
+    with Checkpointer(RUN, options=options, world=world_of(MemoryStore()), journal=False) as ckpt:
+        monkeypatch.setattr(StepSave, "_start", late)
+        ckpt.save(1, {"w": donated}, lazy=True)
+        with pytest.raises(DonatedTooEarlyError, match="'w'"):
+            ckpt.wait()
