@@ -420,7 +420,7 @@ class Checkpointer:
         self._recorder.note(
             "restore", at=at, step=found.step, secs=found.secs, bytes=tree_bytes(found.tree)
         )
-        self._schedule.restored()
+        self._schedule.restored(found.secs)
 
     # -- the end -----------------------------------------------------------------------------------
 

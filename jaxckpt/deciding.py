@@ -44,11 +44,11 @@ class Decider:
         self._retention, self._meter = retention, meter
         self._started = self._time()
         self._alike = policy.by_step_alone(save)
-        self._next_look = 0
+        self._next_look = self._asked = 0
 
     def begins(self) -> None:
         """Training begins, or goes on from a step that was restored."""
-        self._started = self._time()
+        self._started, self._next_look = self._time(), 0
 
     def is_due(self, step: int, now: Now) -> bool:
         """Whether to save a step; every process must ask for the same steps."""
@@ -58,15 +58,16 @@ class Decider:
             return self._policy.should_save(info, (), context=context)
         if self._world.coordinator.process_count == 1:
             context = self._context(now, self._meter.measured())
-            return self._policy.should_save(info, self._retention.steps(), context=context)
-        if step < self._next_look:
+            return self._policy.should_save(info, self._retention.saved(), context=context)
+        last, self._asked = self._asked, step
+        if last < step < self._next_look:
             return False
-        return self._meet(info, now)
+        return self._meet(info, now)  # also where the loop went back: the next look was for later
 
     def _meet(self, info: StepInfo, now: Now) -> bool:
         def decide(_: list[bytes]) -> bytes:
             measured = self._meter.measured()
-            context, steps = self._context(now, measured), self._retention.steps()
+            context, steps = self._context(now, measured), self._retention.saved()
             due = bool(self._policy.should_save(info, steps, context=context))
             look = policy.next_look(
                 self._policy, info, steps, context=context, step_secs=measured.step_secs

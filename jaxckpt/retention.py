@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from jaxckpt import policy
-from jaxckpt.errors import StorageError
+from jaxckpt.errors import DamagedCheckpointError, StorageError
 from jaxckpt.format import orbaxmeta
 from jaxckpt.format.limits import MAX_JSON_BYTES
 from jaxckpt.io.store import Store, join, read_file
@@ -27,6 +27,7 @@ class Retention:
         self._known: dict[int, StepInfo] | None = None
         self._coming: dict[int, StepInfo] = {}
         self._sorted: list[StepInfo] | None = None
+        self._by_time: tuple[Sequence[StepInfo], Sequence[StepInfo]] = ((), ())
         self._lock = threading.Lock()
 
     def begin(self, info: StepInfo) -> None:
@@ -52,6 +53,17 @@ class Retention:
                 self._sorted = [together[step] for step in sorted(together)]
             return self._sorted
 
+    def saved(self) -> Sequence[StepInfo]:
+        """The same, the last one saved at the end. Asked at every step.
+
+        Not always the highest number: a loop may go back to an older step and save on from there.
+        """
+        steps = self.steps()
+        with self._lock:
+            if self._by_time[0] is not steps:
+                self._by_time = steps, sorted(steps, key=lambda info: info.time)
+            return self._by_time[1]
+
     def must_keep(self, info: StepInfo) -> bool:
         """Whether a step on its way is to be kept even when newer ones are durable."""
         if isinstance(self._keep, policy.KeepAll):
@@ -63,7 +75,11 @@ class Retention:
         return policy.must_keep(self._keep, steps, numbers.index(info.step))
 
     def removable(self, just_saved: int) -> list[int]:
-        """The steps that may go once ``just_saved`` is durable and read back, oldest first."""
+        """The steps that may go once ``just_saved`` is durable and read back, oldest first.
+
+        Raises:
+            DamagedCheckpointError: what was just saved is not whole on the disk.
+        """
         if isinstance(self._keep, policy.KeepAll):
             return []
         with self._lock:
@@ -71,7 +87,11 @@ class Retention:
             # To look at all steps takes a while where many are kept: not if nothing may go anyway.
             if not policy.removable(self._keep, list(known.values()), just_saved):
                 return []
-        whole = set(scan_steps(self._store, self._run).whole)
+        scan = scan_steps(self._store, self._run)
+        whole = set(scan.whole)
+        if just_saved not in whole and just_saved in scan.damaged:
+            path = join(self._run, str(just_saved))
+            raise DamagedCheckpointError(path, scan.damaged[just_saved])
         with self._lock:
             self._sorted = None
             known = self._load()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from concurrent.futures import wait
@@ -10,7 +11,7 @@ from typing import Any
 from jaxckpt._calm import calm
 from jaxckpt.errors import PreemptedError
 from jaxckpt.io.engine import Engine
-from jaxckpt.step_save import THREAD_NAME, StepRequest, StepSave, Tools
+from jaxckpt.step_save import THREAD_NAMES, StepRequest, StepSave, Tools
 
 
 class Saves:
@@ -109,16 +110,20 @@ class Saves:
 
     def shut_down(self, directory: str, engine: Engine) -> None:
         """Waits for all and warns of errors that nobody has heard of; from any thread."""
-        # The last reference may be a save's own: then this runs on its thread, which can not wait
-        # for itself.
-        own = threading.current_thread().name
+        if threading.current_thread().name.startswith(THREAD_NAMES):
+            # The garbage collector runs wherever it likes, also on a thread that a save needs: that
+            # one can not wait for itself.
+            target = functools.partial(self._shut_down, directory, engine)
+            threading.Thread(target=target, name="jaxckpt-end").start()
+        else:
+            self._shut_down(directory, engine)
+
+    def _shut_down(self, directory: str, engine: Engine) -> None:
         saves, self._saves = self._saves, []
-        for save in saves:
-            if own != f"{THREAD_NAME}-{save.step}":
-                wait([save.done])
+        wait([save.done for save in saves])
         engine.close()
         for save in saves:
-            error = save.done.exception() if save.done.done() else None
+            error = save.done.exception()
             if error is not None:
                 warnings.warn(
                     f"a save to {directory} failed and nobody waited for it: {error}",

@@ -30,6 +30,7 @@ from jaxckpt.merging import (
     with_crcs,
     write_root,
 )
+from jaxckpt.opened import open_item
 from jaxckpt.planning import StatePlan
 from jaxckpt.reading_back import read_back
 from jaxckpt.staging import Staging
@@ -114,12 +115,16 @@ class StagedItem:
     def read_back(self, item_dir: str) -> None:
         """Blocks until all that this process wrote has been read from the disk and is the same.
 
+        The primary opens the item as a restore does, too: sidecar, root manifest, whole index.
+
         Args:
             item_dir: where the item is now.
 
         Raises:
             DamagedCheckpointError: it is not.
         """
+        if self._world.coordinator.is_primary:
+            open_item(self._world.store, item_dir)
         home = join(item_dir, process_dir(self._process))
         staging, checksum = self._staging, self._options.checksum
         direct = self._options.direct_io != "off"

@@ -35,7 +35,7 @@ class Schedule:
         self._decider = Decider(world, run, save, self.retention, self._meter)
         self._opened_ns = self._left_ns = world.monotonic_ns()
         self._last: int | None = None
-        self._restored = False
+        self._restored, self._training, self._back_ns = False, False, self._opened_ns
         self._told: Choice | None = None
 
     def _begun_meter(self, world: World, run: str) -> Meter:
@@ -53,12 +53,12 @@ class Schedule:
         """The loop has reached a step, in a call of `save`."""
         now = self._clock_ns()
         if self._restored:
-            self._meter.restored((self._left_ns - self._opened_ns) * _SECS)
+            self._meter.restored((self._left_ns - self._back_ns) * _SECS)
             self._restored = False
         elif self._last is not None and step > self._last:
             count = step - self._last
             self._meter.step((now - self._left_ns) * _SECS / count, count)
-        self._last = step
+        self._last, self._training = step, True
         while saves.durable_secs:
             self._meter.durable(saves.durable_secs.pop())
 
@@ -70,8 +70,10 @@ class Schedule:
         """A save has stopped the loop for so long."""
         self._meter.saved(stall_secs)
 
-    def restored(self) -> None:
-        """A step was restored; the loop begins anew."""
+    def restored(self, secs: float) -> None:
+        """A step was restored in so many seconds; the loop begins anew."""
+        if self._training:  # it goes back; else the process has come back, from its start on
+            self._back_ns = self._clock_ns() - round(secs / _SECS)
         self._restored, self._last = True, None
         self._decider.begins()
 

@@ -144,8 +144,7 @@ class Staging:
         job = self._job
         try:
             if self._taken is None:
-                for write in self._plan.cut:
-                    prepare_chunk(self._sources[write.chunk.leaf], write.chunk)
+                self._prepare()
                 if self._whole:
                     self._held.acquire()
             self._copy_groups(tasks)
@@ -264,6 +263,13 @@ class Staging:
                 self._transfers.done(chunks)
 
         tasks.append(self._job.copy(copy))
+
+    def _prepare(self) -> None:
+        for write in self._plan.cut:
+            try:
+                prepare_chunk(self._sources[write.chunk.leaf], write.chunk)
+            except RuntimeError as error:
+                raise self._named(error, (write,)) from error
 
     # -- copies, on several threads ----------------------------------------------------------------
 

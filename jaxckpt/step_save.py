@@ -31,7 +31,7 @@ from jaxckpt.retention import Retention
 from jaxckpt.saving import StagedItem, headroom
 from jaxckpt.single import refuse_if_full
 
-THREAD_NAME = "jaxckpt-save"
+THREAD_NAMES = "jaxckpt-"  # those of all threads of this package begin so
 _WRITE_SECS = 3600.0  # how long one snapshot may take before others are missed
 _LOOK_SECS = 0.5
 _MOST_TOLD_STEPS = 64  # in a record of the journal
@@ -106,6 +106,7 @@ class StepSave:
         self._failed: BaseException | None = None
         self._behind = request.lazy  # whether the thread copies
         self._opened, self._may_copy = threading.Event(), False
+        self._taken_up = threading.Lock()  # by the thread that finishes it, or that gives it up
         self.staged = threading.Event()
         self.done: Future[None] = Future()
         self.dropped_for: int | None = None
@@ -124,8 +125,11 @@ class StepSave:
                 try:
                     self.failed = self._agree(plan, known_failed)
                     self._begin(plan)
-                except BaseException:
-                    tools.in_flight.end(self._snapshot)
+                except BaseException as error:
+                    try:
+                        self._end_begun(error)
+                    finally:
+                        tools.in_flight.end(self._snapshot)
                     raise
             except BaseException:
                 tools.retention.end(request.info, durable=False)
@@ -252,10 +256,26 @@ class StepSave:
 
     def _start(self) -> None:
         # No daemon: the interpreter ends only when this has ended.
-        name = f"{THREAD_NAME}-{self._request.step}"
-        threading.Thread(target=settle, args=(self.done, self._finish), name=name).start()
+        name = f"{THREAD_NAMES}save-{self._request.step}"
+        threading.Thread(target=self._run, name=name).start()
+
+    def _end_begun(self, error: BaseException) -> None:
+        """An interrupt comes anywhere: after the copying, or when the thread is running already."""
+        item: StagedItem | None = getattr(self, "_item", None)
+        if item is None:
+            return
+        if self._taken_up.acquire(blocking=False):
+            item.abandon()
+            return
+        self._failed = self._failed or error
+        item.stop(error)
+        wait([self.done])
 
     # -- on its own thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        if self._taken_up.acquire(blocking=False):
+            settle(self.done, self._finish)
 
     def _finish(self) -> None:
         recorder, step = self._tools.recorder, self._request.step
@@ -387,13 +407,21 @@ class StepSave:
             self._tell_durable()
         if removable:
             self._item.read_back(join(self._final, state_item_name(self._items)))
-            self._operation.meet("read back", timeout_secs=_WRITE_SECS)
-        if self._world.coordinator.is_primary:
-            for old in removable:
-                retire(self._world, join(request.run, str(old)))
-                tools.retention.removed(old)
-            if removable:
-                tools.recorder.note("removed", steps=removable[:_MOST_TOLD_STEPS])
+
+            def remove(_: list[bytes]) -> bytes:
+                self._remove(removable)
+                return b""
+
+            # In the meeting, so that an error of it is raised on every process.
+            self._operation.meet("read back", b"", remove, _WRITE_SECS)
+
+    def _remove(self, steps: list[int]) -> None:
+        """The primary's part after the last byte."""
+        tools = self._tools
+        for old in steps:
+            retire(self._world, join(self._request.run, str(old)))
+            tools.retention.removed(old)
+        tools.recorder.note("removed", steps=steps[:_MOST_TOLD_STEPS])
 
     def _tell_durable(self) -> None:
         self.durable_secs = self._secs_since(self._began_ns)

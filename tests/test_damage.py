@@ -19,8 +19,13 @@ import zstandard
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxckpt
+from jaxckpt import Checkpointer, Options
 from jaxckpt.errors import DamagedCheckpointError, JaxckptError
 from jaxckpt.format.frame import MANIFEST_MAGIC
+from jaxckpt.io.coordinator import Coordinator
+from jaxckpt.io.world import World
+from jaxckpt.testing.faulty_store import FaultyStore
+from jaxckpt.testing.memory_store import MemoryStore
 
 DATA = "ocdbt.process_0/d/data-00000"
 INDEX = "ocdbt.process_0/d/index"
@@ -429,3 +434,32 @@ def test_another_manifest_of_the_same_length_is_refused(tmp_path: Path) -> None:
     one.write_bytes(other.read_bytes())
     with pytest.raises(jaxckpt.DamagedCheckpointError, match="not the one that the sidecar names"):
         jaxckpt.restore(tmp_path / "a")
+
+
+@pytest.mark.parametrize("file", ["manifest.ocdbt", "jaxckpt.json"])
+def test_no_older_step_goes_for_one_that_no_restore_could_open(file: str) -> None:
+    """A disk that flips a bit: the values are whole, and nothing leads to them."""
+
+    class Flipping(FaultyStore):
+        def create(self, path: str, *, direct: bool) -> Any:
+            writer = super().create(path, direct=direct)
+            if "-tmp-2-" in path and path.endswith(f"default/{file}"):
+                write = writer.write_at
+
+                def flip(offset: int, data: Any) -> None:
+                    wrong = bytearray(data)
+                    wrong[len(wrong) // 2] ^= 1
+                    write(offset, bytes(wrong))
+
+                writer.write_at = flip  # pyright: ignore[reportAttributeAccessIssue]
+            return writer
+
+    options = Options(memory_budget_bytes=16 << 20)
+    world = World(Flipping(MemoryStore()), Coordinator())
+    with Checkpointer("/run", options=options, world=world, keep_last=1) as ckpt:
+        ckpt.save(1, {"w": np.arange(100)})
+        ckpt.wait()
+        ckpt.save(2, {"w": np.arange(100)})
+        with pytest.raises(DamagedCheckpointError, match=file):
+            ckpt.wait()
+        ckpt.restore({"w": np.zeros(100, int)}, step=1)

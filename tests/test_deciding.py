@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from jaxckpt import Checkpointer, JobWide, Options, policy
+from jaxckpt.io.coordinator import Coordinator
 from jaxckpt.io.world import World
 from jaxckpt.policy import SaveContext, StepInfo
 from jaxckpt.testing.memory_store import MemoryStore
@@ -104,3 +106,55 @@ def test_a_policy_for_orbax_answers_alike_on_every_process() -> None:
     assert run_job(3, work) == [[False, False, True] * 2] * 3
     by_number = JobWide(policy.EverySteps(2), places[1])  # of one process: nobody is asked
     assert by_number.should_save(StepInfo(4, dt.datetime.now(dt.UTC)), (), context=context)
+
+
+def test_a_job_that_goes_back_is_asked_again_before_the_next_look() -> None:
+    """Between two looks nobody asks; a job that went back must not wait for the old one."""
+    clock = [1_700_000_000_000_000_000]
+    places, store = coordinators(2, 2), MemoryStore()
+    together = threading.Barrier(2)
+
+    def work(index: int) -> list[int]:
+        world = World(store, places[index], wall_ns=lambda: clock[0], monotonic_ns=lambda: clock[0])
+        saved: list[int] = []
+        every = policy.EverySecs(100)
+        with Checkpointer(
+            "/run", world=world, options=OPTIONS, save_policy=every, grace_secs=None
+        ) as ckpt:
+            for step in [*range(1, 150), *range(20, 99)]:
+                together.wait()
+                if index == 0:
+                    clock[0] += 1_000_000_000
+                together.wait()
+                if ckpt.save(step, {"a": 1}):
+                    saved.append(step)
+        return saved
+
+    # Step 100 was saved; 49 steps later the loop goes back to 20, and 50 steps later it is due.
+    assert run_job(2, work) == [[100, 70]] * 2
+
+
+def test_steps_beyond_the_one_that_was_restored_are_no_last_save() -> None:
+    clock = [1_700_000_000_000_000_000]
+    world = World(
+        MemoryStore(), Coordinator(), wall_ns=lambda: clock[0], monotonic_ns=lambda: clock[0]
+    )
+    saved: list[int] = []
+    measured: list[Any] = []
+    every = policy.EverySecs(100)
+    with Checkpointer(
+        "/run", world=world, options=OPTIONS, save_policy=every, grace_secs=None
+    ) as ckpt:
+
+        def train(steps: range) -> None:
+            for step in steps:
+                clock[0] += 1_000_000_000
+                if ckpt.save(step, {"a": 1}):
+                    saved.append(step)
+
+        train(range(1, 501))
+        ckpt.restore({"a": 0}, 100)
+        train(range(151, 400))
+        measured.append(ckpt._schedule._meter.measured().restore_secs)
+    assert saved == [100, 200, 300, 400, 500, 250, 350]  # not every one up to 500
+    assert measured == [0.0]  # the clock stood still: a return is not the life of the process

@@ -287,3 +287,22 @@ def test_a_loop_that_does_not_donate_is_looked_at_and_one_that_does_is_copied(
             found = ckpt.restore(tree, step=step)
             for name, leaf in found.items():
                 np.testing.assert_array_equal(np.asarray(leaf), step, err_msg=f"{name} {step}")
+
+
+def test_a_donation_before_the_first_chunk_is_cut_has_the_same_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from jaxckpt.step_save import StepSave
+
+    donated, start = jnp.ones((64, 64)), StepSave._start
+
+    def late(self: Any) -> None:
+        donated.delete()
+        start(self)
+
+    options = Options(memory_budget_bytes=64 << 20, chunk_bytes=4 << 10)
+    with Checkpointer(RUN, options=options, world=world_of(MemoryStore()), journal=False) as ckpt:
+        monkeypatch.setattr(StepSave, "_start", late)
+        ckpt.save(1, {"w": donated}, lazy=True)
+        with pytest.raises(DonatedTooEarlyError, match="'w'"):
+            ckpt.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import subprocess
 import sys
 import threading
@@ -168,3 +169,89 @@ def test_engines_end_their_threads() -> None:
     job.join([job.copy(lambda: None), job.write(lambda: None), job.read(lambda: None)])
     made.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("jaxckpt")]
+
+
+@pytest.mark.timeout(60)
+def test_an_interrupt_while_the_thread_of_a_save_begins_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The caller hears of it though the thread runs already."""
+    start, begun = threading.Thread.start, threading.Event()
+
+    def interrupted(self: threading.Thread) -> None:
+        start(self)
+        if self.name == "jaxckpt-save-1":
+            assert begun.wait(20)
+            raise KeyboardInterrupt
+
+    from jaxckpt.in_flight import InFlight
+
+    turn = InFlight.wait_for_turn
+
+    def later(self: Any, snapshot: Any, look: Any) -> bool:
+        begun.set()
+        while snapshot.step == 1:
+            look()  # raises once the caller has given up
+            time.sleep(0.01)
+        return turn(self, snapshot, look)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr(InFlight, "wait_for_turn", later)
+    with Checkpointer("/run", options=SMALL, world=world_of(MemoryStore())) as ckpt:
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.save(1, big(1))
+        assert not [t for t in threading.enumerate() if t.name == "jaxckpt-save-1"]
+        assert ckpt._pool._held == len(ckpt._pool._free) * ckpt._pool.block_bytes
+        ckpt.save(2, big(2))
+        ckpt.wait()
+        assert ckpt.steps() == [2]
+
+
+@pytest.mark.timeout(60)
+def test_an_interrupt_between_the_copy_and_the_thread_gives_the_memory_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from jaxckpt.step_save import StepSave
+
+    def interrupted(_: StepSave) -> None:
+        raise KeyboardInterrupt
+
+    with Checkpointer("/run", options=SMALL, world=world_of(MemoryStore())) as ckpt:
+        with monkeypatch.context() as patch:
+            patch.setattr(StepSave, "_start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ckpt.save(1, big(1, count=8))
+        assert ckpt._pool._held == len(ckpt._pool._free) * ckpt._pool.block_bytes
+        ckpt.save(1, big(2, count=8))
+
+
+@pytest.mark.timeout(60)
+def test_a_checkpointer_that_is_collected_on_a_thread_of_its_own_ends_all_the_same() -> None:
+    """A trainer in a cycle goes when the collector comes, on whatever thread that is."""
+
+    class Collecting(FaultyStore):
+        def make_dir(self, path: str) -> None:
+            if "-tmp-" in path:
+                assert dropped.wait(20)
+                gc.collect()
+            super().make_dir(path)
+
+    dropped, store = threading.Event(), Collecting(MemoryStore())
+
+    def forget() -> None:
+        trainer: dict[str, Any] = {}
+        trainer["me"] = trainer
+        trainer["ckpt"] = Checkpointer(
+            "/run", options=SMALL, world=world_of(store), grace_secs=None
+        )
+        for step in (1, 2):
+            trainer["ckpt"].save(step, {"w": np.arange(100_000)})
+
+    forget()
+    dropped.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith(("jaxckpt-save", "jaxckpt-end")):
+            thread.join(20)
+            assert not thread.is_alive()
+    with Checkpointer("/run", options=SMALL, world=world_of(store)) as ckpt:
+        assert ckpt.steps() == [1, 2]

@@ -226,3 +226,26 @@ def test_processes_with_clocks_of_their_own_save_the_same_steps(when: Any) -> No
     ended = run([inner] * 4, work, clocks=clocks, keep_last=1, save_policy=when)
     assert all(e == ended[0] for e in ended), ended
     assert 1 < len(ended[0]) < 59
+
+
+def test_an_older_step_that_can_not_be_removed_is_told_to_all_at_the_same_call() -> None:
+    class Stuck(FaultyStore):
+        def rename(self, source: str, target: str) -> None:
+            if "-trash-" in target:
+                raise StorageError("rename", source, OSError(errno.EACCES, "no"))
+            super().rename(source, target)
+
+    store = Stuck(MemoryStore())
+
+    def work(ckpt: Checkpointer, index: int) -> list[type]:
+        raised: list[type] = []
+        for step in (1, 2):
+            ckpt.save(step, state_of(step))
+            try:
+                ckpt.wait()
+            except JaxckptError as error:
+                raised.append(type(error))
+        return raised
+
+    found = run([store, store], work, keep_policy=policy.KeepLast(1))
+    assert found == [[StorageError], [PeerFailedError]]

@@ -58,3 +58,11 @@ def chunk_key(name: str, position: tuple[int, ...]) -> bytes:
 def _key(name: str, rest: str) -> bytes:
     # A tree that is one bare array has the name "", and orbax puts no slash in front then.
     return (f"{name}/{rest}" if name else rest).encode()
+
+
+def packed_bound(nbytes: int) -> int:
+    """The most bytes that zstd makes of so many.
+
+    Source: ``ZSTD_COMPRESSBOUND`` in zstd.h; its margin for short inputs is 64 bytes at most.
+    """
+    return nbytes + (nbytes >> 8) + 64

@@ -37,10 +37,19 @@ class Placer:
 
     def place(self, length: int) -> Place:
         """The next place for a value of ``length`` bytes."""
-        align = _BLOCK if length >= _ALIGN_LARGE_FROM else _SMALL_ALIGN
+        align = _align(length)
         if not self.ends or self.ends[-1] >= self._limit:
             self.ends.append(0)
         end = self.ends[-1]
         offset = -(-end // align) * align
         self.ends[-1] = offset + length
         return Place(len(self.ends) - 1, end, offset, length)
+
+
+def longest_place(length: int) -> int:
+    """A value's bytes with the widest gap that can be in front of it."""
+    return length + _align(length) - 1
+
+
+def _align(length: int) -> int:
+    return _BLOCK if length >= _ALIGN_LARGE_FROM else _SMALL_ALIGN

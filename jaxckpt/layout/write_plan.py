@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from jaxckpt.format.zarr import chunk_key
-from jaxckpt.layout.placement import Place, Placer
+from jaxckpt.format.zarr import chunk_key, packed_bound
+from jaxckpt.layout.placement import Place, Placer, longest_place
 from jaxckpt.layout.save_plan import PlannedChunk, SavePlan
 
 INLINE_BYTES = 4096
@@ -51,6 +51,7 @@ class WritePlan:
         far_bytes: how much of it comes over a bus.
         ends: where the last value of each data file ends, were nothing compressed.
         nbytes: raw bytes.
+        at_worst: bytes and files that compressed values fill if none of them shrinks.
     """
 
     groups: tuple[tuple[PlannedWrite, ...], ...]
@@ -59,6 +60,7 @@ class WritePlan:
     compressed: bool
     ends: tuple[int, ...]
     nbytes: int
+    at_worst: tuple[int, int]
 
     @property
     def writes(self) -> Iterable[PlannedWrite]:
@@ -67,9 +69,10 @@ class WritePlan:
 
     def blocks(self, block_bytes: int) -> int:
         """How many blocks of memory hold all of it at once; never too few."""
-        # Compressed values are dealt to files in another way, and grow a little at worst.
-        spare = sum(self.ends) // 128 // block_bytes + 2 if self.compressed else 0
-        return sum(-(-end // block_bytes) for end in self.ends) + spare
+        if self.compressed:  # dealt to files in another way, and in any order
+            nbytes, files = self.at_worst
+            return -(-nbytes // block_bytes) + files
+        return sum(-(-end // block_bytes) for end in self.ends)
 
 
 def plan_writes(
@@ -108,8 +111,15 @@ def plan_writes(
     nbytes = sum(write.chunk.nbytes for write in writes)
     cut = tuple(w for w in writes if w.chunk.device >= 0 and w.chunk.box != w.chunk.region)
     far_bytes = sum(write.chunk.nbytes for write in writes if write.far)
+    worst = sum(longest_place(packed_bound(w.chunk.nbytes) + footer_bytes) for w in writes)
     return WritePlan(
-        tuple(_grouped(writes, nbytes)), cut, far_bytes, compressed, tuple(placer.ends), nbytes
+        tuple(_grouped(writes, nbytes)),
+        cut,
+        far_bytes,
+        compressed,
+        tuple(placer.ends),
+        nbytes,
+        (worst, worst // data_file_bytes + 1),  # each file but the last holds as much at least
     )
 
 

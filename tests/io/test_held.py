@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 
 import crc32c
@@ -11,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxckpt import Checkpointer, Options
+from jaxckpt.format.zarr import packed_bound
 from jaxckpt.io.engine import Engine
 from jaxckpt.io.extents import round_up
 from jaxckpt.io.held import HeldFiles
 from jaxckpt.io.pool import HostPool
 from jaxckpt.io.store import read_file
 from jaxckpt.io.waiting import AbandonedError
-from jaxckpt.layout.placement import Placer
+from jaxckpt.layout.placement import Placer, longest_place
+from jaxckpt.layout.write_plan import WritePlan
 from jaxckpt.testing.memory_store import MemoryStore
 from jaxckpt.testing.strategies import assert_same
 
@@ -105,3 +108,30 @@ def test_compressed_values_fill_other_files_than_plain_ones_would(large_last: bo
         ckpt.save(1, state)
         assert_same(state, ckpt.restore(state))
         assert ckpt._pool._held == len(ckpt._pool._free) * ckpt._pool.block_bytes
+
+
+def test_compressed_values_that_grow_out_of_their_files_do_not_wait_for_memory_for_ever() -> None:
+    """Two plain values go to a file; compressed ones are longer than a file, so one goes."""
+    from conftest import world_of
+
+    options = Options(compression="zstd", data_file_bytes=MIB, memory_budget_bytes=48 * MIB)
+    rng = np.random.default_rng(0)
+    state = {f"{i:02}": rng.integers(0, 255, MIB - 8, dtype=np.uint8) for i in range(26)}
+    with Checkpointer("/run", options=options, world=world_of(MemoryStore())) as ckpt:
+        ckpt.save(1, state)
+        assert_same(state, ckpt.restore(state))
+
+
+@given(st.lists(st.integers(1, 200_000), min_size=1, max_size=40), st.integers(1, 4), st.randoms())
+def test_no_order_of_compressed_values_takes_more_blocks_than_planned(
+    sizes: list[int], limit: int, chance: random.Random
+) -> None:
+    lengths = [packed_bound(size) + 4 for size in sizes]
+    limit_bytes, block = limit * 100_000, 256 << 10
+    chance.shuffle(lengths)
+    placer = Placer(limit_bytes)
+    for length in lengths:
+        placer.place(chance.randint(1, length))
+    worst = sum(map(longest_place, lengths))
+    plan = WritePlan((), (), 0, True, (), 0, (worst, worst // limit_bytes + 1))
+    assert sum(-(-end // block) for end in placer.ends) <= plan.blocks(block)
