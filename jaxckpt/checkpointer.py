@@ -174,7 +174,9 @@ class Checkpointer:
     ) -> bool:
         """Saves a step if it is due. Every process must call it, at every step.
 
-        Blocks until the state is copied out; it may be changed or donated afterwards. Up to
+        Blocks until the state is copied out; it may be changed or donated afterwards. (On CPU
+        devices, in a loop that does not donate its state, it is only looked at, and copied behind
+        the call; donating it is safe all the same.) Up to
         ``Options.in_flight`` snapshots are held in host memory, within the budget: one that is
         written, and others that wait. The newest is written first; an older one is dropped once
         a newer one is durable or needs its room, unless the keep policy wants its step, or
