@@ -459,6 +459,6 @@ def test_no_older_step_goes_for_one_that_no_restore_could_open() -> None:
         ckpt.save(1, {"w": np.arange(100)})
         ckpt.wait()
         ckpt.save(2, {"w": np.arange(100)})
-        with pytest.raises(DamagedCheckpointError, match="manifest.ocdbt"):
+        with pytest.raises(DamagedCheckpointError, match=r"manifest\.ocdbt"):
             ckpt.wait()
         ckpt.restore({"w": np.zeros(100, int)}, step=1)
