@@ -436,14 +436,13 @@ def test_another_manifest_of_the_same_length_is_refused(tmp_path: Path) -> None:
         jaxckpt.restore(tmp_path / "a")
 
 
-@pytest.mark.parametrize("file", ["manifest.ocdbt", "jaxckpt.json"])
-def test_no_older_step_goes_for_one_that_no_restore_could_open(file: str) -> None:
+def test_no_older_step_goes_for_one_that_no_restore_could_open() -> None:
     """A disk that flips a bit: the values are whole, and nothing leads to them."""
 
     class Flipping(FaultyStore):
         def create(self, path: str, *, direct: bool) -> Any:
             writer = super().create(path, direct=direct)
-            if "-tmp-2-" in path and path.endswith(f"default/{file}"):
+            if "-tmp-2-" in path and path.endswith("default/manifest.ocdbt"):
                 write = writer.write_at
 
                 def flip(offset: int, data: Any) -> None:
@@ -460,6 +459,6 @@ def test_no_older_step_goes_for_one_that_no_restore_could_open(file: str) -> Non
         ckpt.save(1, {"w": np.arange(100)})
         ckpt.wait()
         ckpt.save(2, {"w": np.arange(100)})
-        with pytest.raises(DamagedCheckpointError, match=file):
+        with pytest.raises(DamagedCheckpointError, match=r"manifest\.ocdbt"):
             ckpt.wait()
         ckpt.restore({"w": np.zeros(100, int)}, step=1)

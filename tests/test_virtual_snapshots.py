@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from held_store import HeldStore
 from test_virtual_jobs import OPTIONS, state_of
 
 from jaxckpt import Checkpointer, policy
-from jaxckpt.errors import JaxckptError, PeerFailedError, StorageError
+from jaxckpt.errors import JaxckptError, PeerFailedError, PreemptedError, StorageError
 from jaxckpt.io.store import Store
 from jaxckpt.io.world import World
 from jaxckpt.testing.faulty_store import FaultyStore, KilledError
@@ -249,3 +250,23 @@ def test_an_older_step_that_can_not_be_removed_is_told_to_all_at_the_same_call()
 
     found = run([store, store], work, keep_policy=policy.KeepLast(1))
     assert found == [[StorageError], [PeerFailedError]]
+
+
+def test_a_process_that_gives_up_does_not_wait_for_the_primary_first() -> None:
+    """Its thread waits for its turn; an hour would be over when the grace period is long gone."""
+    places = coordinators(2, 4, MemoryKeys(UNHURRIED))
+    operations = [place.operation("save") for place in places]
+    waiting, ended = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        try:
+            operations[1].meet("its turn", timeout_secs=3600.0)
+        except PreemptedError:
+            ended.set()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    assert waiting.wait(10)
+    operations[1].fail(PreemptedError(1))
+    assert ended.wait(10)

@@ -133,7 +133,7 @@ class Operation:
         self.process_count = coordinator.process_count
         self._keys, self._root = keys, f"jaxckpt/{number}"
         self._points = 0
-        self._told = False  # whether this process's error is the one that the others hear of
+        self._told: BaseException | None = None  # this process's error, if the others hear of it
         slower = coordinator.process_count / _ASKS_PER_SEC
         self._slice = min(_LONGEST_SLICE_SECS, max(_SLICE_SECS, slower))
 
@@ -206,7 +206,8 @@ class Operation:
             return
         word = {"process": self.process_index, "error": error_to_word(error)}
         try:
-            self._told |= self._keys.put(f"{self._root}/failed", json.dumps(word).encode())
+            if self._keys.put(f"{self._root}/failed", json.dumps(word).encode()):
+                self._told = error
             self._keys.replace(f"{self._root}/left/{self.process_index}", b"1")
         except Exception as unreachable:  # noqa: BLE001  (the error itself matters more)
             error.add_note(f"the other processes could not be told: {unreachable}")
@@ -295,7 +296,9 @@ class Operation:
         return PeerMissingError(self.what, point, timeout_secs, doing)
 
     def _raise_failed(self, keys: KeyValues) -> None:
-        word = None if self._told else keys.get(f"{self._root}/failed", 0.0)
+        if self._told is not None:  # by another thread, while this one waits for the others
+            raise self._told
+        word = keys.get(f"{self._root}/failed", 0.0)
         if word is not None:
             said = json.loads(word)
             raise error_from_word(self.what, said["process"], said["error"])
