@@ -20,6 +20,9 @@ class Options:
         memory_budget_bytes: the most host memory that saves may hold beyond the state itself.
         in_flight: how many snapshots of the state may be in host memory at once, within the budget:
             one that is written and others that wait. With 1 a save waits for the one before.
+        views: on CPU devices, in a loop that does not donate its state, only look at the arrays in
+            the call and copy behind it. Their memory must not change under them, as it may where
+            an array was made of a numpy array without a copy.
         writer_threads: threads that write. One, in order, is the fastest on a local disk;
             parallel file systems gain from more.
         checksum: store and check a crc32c for each chunk. Off only to see what it costs.
@@ -45,6 +48,7 @@ class Options:
     data_file_bytes: int = 4 * GIB
     memory_budget_bytes: int = 1 * GIB
     in_flight: int = 2
+    views: bool = False
     writer_threads: int = 1
     checksum: bool = True
     compression: Literal["zstd"] | None = None
@@ -62,7 +66,7 @@ class Options:
         _check_int("in_flight", self.in_flight, 1, 64)
         _check_int("writer_threads", self.writer_threads, 1, 64)
         _check_int("gather_bytes", self.gather_bytes, 1 * MIB, 1 << 40)
-        for name in ("checksum", "check_gathered", "progress"):
+        for name in ("views", "checksum", "check_gathered", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOptionsError(name, getattr(self, name), "True or False")
         if self.complete not in ("auto", "direct", "allgather", "broadcast"):

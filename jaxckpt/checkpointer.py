@@ -137,7 +137,7 @@ class Checkpointer:
             self.directory,
         )
         self._preemption = Preemption(self._world, enabled=grace_secs is not None)
-        self._stop = False
+        self._stop = self._answered = False
         # Runs at the latest when the interpreter ends, after the saves in flight.
         self._finalizer = weakref.finalize(
             self, self._saves.shut_down, self.directory, self._engine
@@ -174,9 +174,7 @@ class Checkpointer:
     ) -> bool:
         """Saves a step if it is due. Every process must call it, at every step.
 
-        Blocks until the state is copied out; it may be changed or donated afterwards. (On CPU
-        devices, in a loop that does not donate its state, it is only looked at, and copied behind
-        the call; donating it is safe all the same.) Up to
+        Blocks until the state is copied out; it may be changed or donated afterwards. Up to
         ``Options.in_flight`` snapshots are held in host memory, within the budget: one that is
         written, and others that wait. The newest is written first; an older one is dropped once
         a newer one is durable or needs its room, unless the keep policy wants its step, or
@@ -220,8 +218,9 @@ class Checkpointer:
             return False
         with self._call():
             info = StepInfo(step, time_of(self._world.wall_ns()), checked_metrics(metrics))
+            deadline = self._deadline() if preempted else None
             request = StepRequest(
-                self.directory, info, items, force, lazy, force or preempted, self._deadline()
+                self.directory, info, items, force, lazy, force or preempted, deadline
             )
             why = "preemption" if preempted else "policy" if due else "forced"
             try:
@@ -239,11 +238,13 @@ class Checkpointer:
                     raise
                 return False  # it was due for nothing but the preemption, and is there already
             finally:
-                self._stop = preempted
+                if preempted:
+                    self._stop = self._answered = True
         return True
 
     def _preempted(self) -> bool:
-        if self._stop:
+        if self._answered:
+            self._answered = False
             self._preemption.give_back()
             return False
         return self._preemption.reached()
@@ -432,13 +433,19 @@ class Checkpointer:
         Raises:
             JaxckptError: what went wrong with one of them.
         """
+        self._close(deliver=True)
+
+    def _close(self, *, deliver: bool) -> None:
+        """With a notice that no save has answered yet getting its usual effect, if wanted."""
         try:
             self.wait()
         finally:
-            self._preemption.close()
             self._finalizer()
             self._recorder.close()
             self._pool.trim()
+            if deliver and not self._answered and self._preemption.at_ns is not None:
+                self._preemption.give_back()
+            self._preemption.close()
 
     def _refuse_if_closed(self) -> None:
         if not self._finalizer.alive:
@@ -454,7 +461,7 @@ class Checkpointer:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self.close()
+            self._close(deliver=error is None)
         except Exception as failed:
             if error is None:
                 raise

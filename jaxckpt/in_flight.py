@@ -28,6 +28,8 @@ class Snapshot:
         step: of the run.
         whole: it fits into the pool beside the others; else it is written while it is copied.
         newer: the step that it was dropped for, if it was.
+        passed_over: a newer one was written first, and this one must be kept.
+        urgent: it goes before all others.
     """
 
     def __init__(self, number: int, step: int, blocks: int, must_keep: Callable[[], bool]) -> None:
@@ -35,6 +37,7 @@ class Snapshot:
         self.blocks, self.must_keep = blocks, must_keep
         self.whole = True
         self.newer: int | None = None
+        self.passed_over = self.urgent = False
         self.state: Literal["copying", "ready", "writing", "over"] = "copying"
         self.in_memory = True
 
@@ -62,6 +65,7 @@ class InFlight:
         look: Callable[[], None],
         *,
         decides: bool,
+        urgent: bool = False,
     ) -> Snapshot:
         """Blocks until there is room for one more.
 
@@ -71,6 +75,7 @@ class InFlight:
                 that matters.
             look: called now and then; what it raises is raised.
             decides: whether this process drops others to make room.
+            urgent: it goes before all others that wait.
         """
         with self._changed:
             while not self._has_room(blocks):
@@ -80,6 +85,7 @@ class InFlight:
                 look()
             self._count += 1
             snapshot = Snapshot(self._count, step, blocks, must_keep)
+            snapshot.urgent = urgent
             snapshot.whole = self._waiting_blocks() + blocks <= self._pool.blocks
             self._snapshots.append(snapshot)
             return snapshot
@@ -122,7 +128,7 @@ class InFlight:
             while True:
                 if snapshot.newer is not None:
                     return False
-                if self._turn is None and snapshot is self._newest_ready():
+                if self._turn is None and snapshot is self._next():
                     self._begin(snapshot)
                     return True
                 self._changed.wait(_LOOK_SECS)
@@ -143,8 +149,12 @@ class InFlight:
         """Drops the older ones that wait and need not be kept; for the process that decides."""
         with self._changed:
             for other in self._snapshots:
-                if other.number < snapshot.number and self._may_go(other):
+                if other.number > snapshot.number or other.state != "ready":
+                    continue
+                if self._may_go(other):
                     other.newer = snapshot.step
+                else:
+                    other.passed_over = True
             self._changed.notify_all()
 
     def end(self, snapshot: Snapshot) -> None:
@@ -182,9 +192,15 @@ class InFlight:
     def _may_go(self, snapshot: Snapshot) -> bool:
         return snapshot.state == "ready" and snapshot.newer is None and not snapshot.must_keep()
 
-    def _newest_ready(self) -> Snapshot | None:
+    def _next(self) -> Snapshot | None:
+        """The newest that waits; but one that was passed over once is not passed over again, or it
+        would never be written while newer ones keep coming.
+        """
         waiting = [s for s in self._snapshots if s.state == "ready" and s.newer is None]
-        return max(waiting, key=lambda s: s.number, default=None)
+        old = [s for s in waiting if s.passed_over]
+        if old and not any(s.urgent for s in waiting):
+            return min(old, key=lambda s: s.number)
+        return max(waiting, key=lambda s: (s.urgent, s.number), default=None)
 
     def _begin(self, snapshot: Snapshot) -> None:
         snapshot.state = "writing"

@@ -8,7 +8,6 @@ import warnings
 from concurrent.futures import wait
 from typing import Any
 
-from jaxckpt._calm import calm
 from jaxckpt.errors import PreemptedError
 from jaxckpt.io.engine import Engine
 from jaxckpt.step_save import THREAD_NAMES, StepRequest, StepSave, Tools
@@ -33,7 +32,6 @@ class Saves:
         """Whether some save is in flight."""
         return any(not save.done.done() for save in self._saves)
 
-    @calm
     def begin(self, request: StepRequest, state: Any) -> StepSave:
         """Begins a save. Blocks until the state is copied, if the request is not lazy."""
         self.wait_staged()

@@ -85,9 +85,9 @@ class StagedItem:
         store.make_dir(join(home, "d"))
         self._staging.open(store, home)
 
-    def take_views(self, but: int) -> None:
-        """See ``Staging.take_views``."""
-        self._staging.take_views(but)
+    def take_hold(self, but: int, *, views: bool) -> None:
+        """See ``Staging.take_hold``."""
+        self._staging.take_hold(but, views=views)
 
     def copy_out(self) -> None:
         """Returns once the arrays of the state may be changed or donated."""

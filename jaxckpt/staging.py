@@ -77,7 +77,8 @@ class Staging:
         self._inside: list[Entry] = []  # values of the index
         # By row, until they are copied.
         self._views: dict[int, np.ndarray | Callable[[], np.ndarray]] = {}
-        self._taken: set[int] | None = None  # rows that were copied when the views were taken
+        self._taken: set[int] | None = None  # rows that `take_hold` has copied
+        self._looked = False  # whether it has taken views of all others
         self._packed: dict[int, Place] = {}  # places of compressed values by row
         self._placer = Placer(options.data_file_bytes)
         limit = transfer_limit(options.memory_budget_bytes)
@@ -102,35 +103,40 @@ class Staging:
         """Says where this process's files go; ``home/d`` exists."""
         self._where = store, home
 
-    @calm
-    def take_views(self, but: int) -> None:
-        """Takes hold of the state without copying what lies on CPU devices; `copy_out` must follow,
-        from any thread. The caller may change and donate the state at once.
-
-        Only where all of it fits and nothing comes over a bus.
+    def take_hold(self, but: int, *, views: bool) -> None:
+        """Takes the memory and copies what lies in numpy arrays; `copy_out` must follow, from any
+        thread. Only where all of it fits.
 
         Args:
             but: a leaf that is copied all the same.
+            views: also take hold of what lies on CPU devices, without copying it: the caller may
+                change and donate the state at once. Nothing may come over a bus then.
         """
-        self._taken = set()
+        self._taken, self._looked = set(), views
         try:
             self._held.acquire()
-            for write in self._plan.writes:
-                leaf, small = write.chunk.leaf, write.chunk.nbytes <= INLINE_BYTES
-                if write.chunk.device == -1 or leaf == but or (small and write.bare):
-                    self._copy_group((write,))
-                    self._taken.add(write.row)
-                elif write.bare:
-                    self._views[write.row] = np.asarray(self._sources[leaf])
-                else:
-                    self._views[write.row] = look_at(self._sources[leaf], write.chunk)
+            self._take_hold(but, views=views)
         except BaseException:
             self.abandon()
             raise
         finally:
-            self._sources = [None] * len(self._sources)
+            if views:
+                self._sources = [None] * len(self._sources)
 
     @calm
+    def _take_hold(self, but: int, *, views: bool) -> None:
+        assert self._taken is not None
+        for write in self._plan.writes:
+            leaf, small = write.chunk.leaf, write.chunk.nbytes <= INLINE_BYTES
+            of_host = write.chunk.device == -1
+            if of_host or (views and (leaf == but or (small and write.bare))):
+                self._copy_group((write,))
+                self._taken.add(write.row)
+            elif views and write.bare:
+                self._views[write.row] = np.asarray(self._sources[leaf])
+            elif views:
+                self._views[write.row] = look_at(self._sources[leaf], write.chunk)
+
     def copy_out(self, look: Callable[[], None]) -> None:
         """Copies every chunk of this process; afterwards nothing of the state is held any more.
 
@@ -143,10 +149,10 @@ class Staging:
         tasks: list[Future[None]] = []
         job = self._job
         try:
-            if self._taken is None:
+            if not self._looked:
                 self._prepare()
-                if self._whole:
-                    self._held.acquire()
+            if self._whole and self._taken is None:
+                self._held.acquire()
             self._copy_groups(tasks)
         except BaseException as error:  # noqa: BLE001  (raised by join, once no copy is running)
             job.fail(error)
@@ -273,10 +279,15 @@ class Staging:
 
     # -- copies, on several threads ----------------------------------------------------------------
 
+    @calm
     def _copy_groups(self, tasks: list[Future[None]]) -> None:
         """Hands the large values to threads and copies the small ones here."""
         mine: list[tuple[PlannedWrite, ...]] = []
-        for group in self._plan.groups:
+        taken = self._taken or ()
+        for planned in self._plan.groups:
+            group = tuple(write for write in planned if write.row not in taken)
+            if not group:
+                continue
             far = any(write.far for write in group)
             if self._whole and not far and group[0].chunk.nbytes < SMALL_BYTES:
                 mine.append(group)
@@ -290,8 +301,6 @@ class Staging:
 
     def _copy_group(self, group: tuple[PlannedWrite, ...]) -> None:
         for write in group:
-            if self._taken is not None and write.row in self._taken:
-                continue
             source, view = self._sources[write.chunk.leaf], self._views.pop(write.row, None)
             try:
                 if view is None and write.bare:
@@ -315,9 +324,10 @@ class Staging:
 
     def _named(self, error: RuntimeError, group: tuple[PlannedWrite, ...]) -> Exception:
         """The same error, or which leaf it was that could not be read since it is gone."""
-        for write in group:
-            if _was_donated(self._sources[write.chunk.leaf], error):
-                return DonatedTooEarlyError(self._names[write.chunk.leaf])
+        for was_donated in (_is_gone, _is_going):
+            for write in group:
+                if was_donated(self._sources[write.chunk.leaf], error):
+                    return DonatedTooEarlyError(self._names[write.chunk.leaf])
         return error
 
     def _take(self, write: PlannedWrite, value: np.ndarray) -> None:
@@ -353,10 +363,15 @@ class Staging:
         return place, np.frombuffer(packed, np.uint8)
 
 
-def _was_donated(source: object, error: RuntimeError) -> bool:
-    """Whether an array's memory went to a step; a sharded one loses its shards one by one."""
+def _is_gone(source: object, _: RuntimeError) -> bool:
+    """Whether an array's memory went to a step."""
     deleted = getattr(source, "is_deleted", None)
-    return deleted is not None and (deleted() or "deleted" in str(error))
+    return deleted is not None and deleted()
+
+
+def _is_going(source: object, error: RuntimeError) -> bool:
+    """The same of a sharded array, which loses its shards one by one."""
+    return hasattr(source, "is_deleted") and "deleted" in str(error)
 
 
 def _padded(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -34,6 +34,8 @@ from jaxckpt.single import refuse_if_full
 THREAD_NAMES = "jaxckpt-"  # those of all threads of this package begin so
 _WRITE_SECS = 3600.0  # how long one snapshot may take before others are missed
 _LOOK_SECS = 0.5
+HOST_BYTES = 8 << 20
+"""Of numpy arrays this much is copied beside the pool, where the pool can not hold the state."""
 _MOST_TOLD_STEPS = 64  # in a record of the journal
 
 
@@ -169,7 +171,10 @@ class StepSave:
             return keep or retention.must_keep(info)
 
         look = self._look
-        snapshot = tools.in_flight.admit(request.step, blocks, must_keep, look, decides=decides)
+        urgent = request.deadline_ns is not None
+        snapshot = tools.in_flight.admit(
+            request.step, blocks, must_keep, look, decides=decides, urgent=urgent
+        )
         self.waited_secs = self._secs_since(began)
         return snapshot
 
@@ -195,16 +200,21 @@ class StepSave:
             whole=self._snapshot.whole,
             expired=self._expired,
         )
-        views = tools.donations.views_serve()
-        kept = tools.donations.choose(plan.sources, plan.viewable)
-        if self._request.lazy:
+        whole, views, kept = self._snapshot.whole, False, -1
+        if tools.options.views and not plan.writes.far_bytes:
+            views = tools.donations.views_serve() and not self._request.lazy
+            kept = tools.donations.choose(plan.sources, plan.viewable)
+        # What lies in numpy arrays is copied in the call, and into the pool: a lazy save that has
+        # too much of it, and whose state does not fit, is an ordinary one.
+        self._behind = whole and (self._request.lazy or views)
+        if not whole and self._request.lazy and plan.writes.host_bytes <= HOST_BYTES:
             keep_host_values(plan)
-            self._start()
-        elif self._snapshot.whole and views and not plan.writes.far_bytes:
             self._behind = True
-            self._take_views(kept)
             self._start()
-        elif self._snapshot.whole:
+        elif self._behind:
+            self._take_hold(kept, views=views)
+            self._start()
+        elif whole:
             self._copy()
             self._start()
         else:
@@ -225,18 +235,18 @@ class StepSave:
             wait([self.done])  # it has removed what it had made
             raise
 
-    def _take_views(self, but: int) -> None:
+    def _take_hold(self, but: int, *, views: bool) -> None:
         """As `_copy`, with the copying left to the thread."""
         pool, waited = self._tools.pool, self._tools.pool.waited_secs
         try:
-            self._item.take_views(but)
+            self._item.take_hold(but, views=views)
             self.waited_secs += pool.waited_secs - waited
         except Exception as error:
             if self._operation.alone:
                 raise
             self._failed = error
             self._operation.fail(error)
-        finally:
+        if views or self._failed is not None:
             self.staged.set()
 
     def _copy(self) -> None:
@@ -317,7 +327,7 @@ class StepSave:
             if not snapshot.whole:
                 self._may_copy = True
                 self._opened.set()
-                if self._request.lazy:
+                if self._behind:
                     self._copy()
                 self.staged.wait()
                 self._raise_failed()

@@ -250,13 +250,13 @@ def test_a_loop_that_does_not_donate_is_looked_at_and_one_that_does_is_copied(
 ) -> None:
     """Whichever it is, and whenever it changes its habit, what is saved is what was there."""
     looked: list[int] = []
-    take_views = Staging.take_views
+    take_hold = Staging.take_hold
 
-    def noted(self: Staging, but: int) -> None:
+    def noted(self: Staging, but: int, *, views: bool) -> None:
         looked.append(but)
-        take_views(self, but)
+        take_hold(self, but, views=views)
 
-    monkeypatch.setattr(Staging, "take_views", noted)
+    monkeypatch.setattr(Staging, "take_hold", noted)
     mesh = jax.make_mesh((devices,), ("x",), devices=jax.devices()[:devices])
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -270,7 +270,9 @@ def test_a_loop_that_does_not_donate_is_looked_at_and_one_that_does_is_copied(
     }
     plain = jax.jit(lambda t: jax.tree.map(lambda x: x + 1, t))
     donating = jax.jit(lambda t: jax.tree.map(lambda x: x + 1, t), donate_argnums=0)
-    options = Options(memory_budget_bytes=64 << 20, compression=compression, chunk_bytes=64 << 10)
+    options = Options(
+        memory_budget_bytes=64 << 20, compression=compression, chunk_bytes=64 << 10, views=True
+    )
     habits = [plain] * 4 + [donating] * 4 + [plain] * 3
     with Checkpointer(tmp_path / "run", options=options) as ckpt:
         for step, train_step in enumerate(habits):

@@ -36,6 +36,7 @@ class Rig:
         self.writing: tuple[int, int, bool] | None = None
         self.count = 0
         self.dropped: list[int] = []
+        self.passed: set[int] = set()
         self.written: list[int] = []
 
     # -- what runs ---------------------------------------------------------------------------------
@@ -122,7 +123,8 @@ class Rig:
     def _next_turn(self) -> list[tuple[str, int]]:
         if self.writing is not None or not self.waiting:
             return []
-        self.writing = max(self.waiting)
+        passed = [s for s in self.waiting if s[0] in self.passed]
+        self.writing = min(passed) if passed else max(self.waiting)
         self.waiting.remove(self.writing)
         return [("turn", self.writing[0])]
 
@@ -134,6 +136,7 @@ class Rig:
         gone = [s for s in self.waiting if how == "write" and s[0] < number and not s[2]]
         self.waiting = [s for s in self.waiting if s not in gone]
         self.dropped += [s[0] for s in gone]
+        self.passed |= {s[0] for s in self.waiting if how == "write" and s[0] < number}
         self.written += [number] * (how == "write")
         self.writing = None
         self.commands[number].put(how)
@@ -182,7 +185,7 @@ def test_the_newest_is_written_first() -> None:
     for _ in range(4):
         rig.save(1, True)
     rig.close()
-    assert rig.written == [1, 4, 3, 2]
+    assert rig.written == [1, 4, 2, 3]  # those that were passed over come next, oldest first
     assert rig.dropped == []
 
 
@@ -319,3 +322,28 @@ def test_free_running_threads_come_to_an_end_within_the_pool(seed: int) -> None:
     assert in_flight.count == 0
     assert pool.peak_bytes <= pool.budget_bytes
     assert pool._held == len(pool._free) * pool.block_bytes
+
+
+def test_what_must_be_kept_is_passed_over_once_only() -> None:
+    in_flight = InFlight(8, HostPool(64 << 20))
+    admit = in_flight.admit
+    first = admit(1, 1, lambda: False, lambda: None, decides=True)
+    in_flight.ready(first)
+    assert in_flight.wait_for_turn(first, lambda: None)
+    kept, droppable, newer = (
+        admit(step, 1, lambda step=step: step == 2, lambda: None, decides=True)
+        for step in (2, 3, 4)
+    )
+    for snapshot in (kept, droppable, newer):
+        in_flight.ready(snapshot)
+    in_flight.end(first)
+    assert in_flight.wait_for_turn(newer, lambda: None)
+    in_flight.made_durable(newer)
+    assert not in_flight.wait_for_turn(droppable, lambda: None)
+    latest = admit(5, 1, lambda: False, lambda: None, decides=True)
+    in_flight.ready(latest)
+    in_flight.end(newer)
+    assert in_flight._next() is kept
+    last = admit(6, 1, lambda: True, lambda: None, decides=True, urgent=True)
+    in_flight.ready(last)
+    assert in_flight._next() is last

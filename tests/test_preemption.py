@@ -154,7 +154,7 @@ with jaxckpt.Checkpointer(run) as ckpt:
     assert ckpt.should_stop and heard == [15]
     for k in (2, 3):  # whoever handles the signal may go on
         ckpt.save(k, state(k))
-        assert not ckpt.should_stop
+    assert ckpt.should_stop
 assert signal.getsignal(signal.SIGTERM) is own
 term()
 assert heard == [15, 15]
@@ -279,3 +279,25 @@ gate.set()
     assert "failed and nobody waited for it" in done.stderr
     assert "Input/output error" in done.stderr
     check(tmp_path / "run", [2])
+
+
+def test_a_notice_after_the_last_save_takes_effect_at_the_end(tmp_path: Path) -> None:
+    code = """
+import signal, sys
+import jaxckpt
+heard = len(sys.argv) > 2
+with jaxckpt.Checkpointer(sys.argv[1]) as ckpt:
+    ckpt.save(1, {"k": 1})
+    signal.raise_signal(signal.SIGTERM)
+    if heard:
+        raise RuntimeError("the loop's own")
+print("still there")
+"""
+    run = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
+    done = subprocess.run([*run, "x"], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "StepExistsError" in done.stderr or "the loop's own" in done.stderr
+    with Checkpointer(tmp_path / "run") as ckpt:
+        assert ckpt.steps() == [1]

@@ -93,6 +93,10 @@ def host_region(source: Any, device: int) -> np.ndarray:
 def _parts(source: Any) -> list[tuple[tuple[slice, ...], np.ndarray]]:
     """The distinct regions of an array in this process, and where they belong."""
     wanted = _one_device_each(source.sharding, source.shape)
+    # jax makes an array for each shard, each time that it is asked for one: all at once is cheaper.
+    shards = [s for s in getattr(source, "_arrays", ()) if s.device.id in wanted]
+    if len(shards) == len(wanted):
+        return [(wanted[s.device.id], _to_numpy(s)) for s in shards]
     return [(index, _to_numpy(shard_on(source, device))) for device, index in wanted.items()]
 
 
@@ -118,7 +122,7 @@ def _one_device_each(
 
 
 def _to_numpy(array: jax.Array) -> np.ndarray:
-    if next(iter(array.devices())).platform != "cpu":
+    if array.device.platform != "cpu":
         # An array keeps the host copy that was made of it; a second name for the same buffer
         # takes the copy along when it goes.
         array = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])

@@ -48,7 +48,7 @@ class WritePlan:
         groups: the same in parts that a thread copies at a time, small values and large ones in
             groups of their own.
         cut: those that are a part of what their device holds.
-        far_bytes: how much of it comes over a bus.
+        far_bytes, host_bytes: how much of it comes over a bus, and from numpy arrays.
         ends: where the last value of each data file ends, were nothing compressed.
         nbytes: raw bytes.
         at_worst: bytes and files that compressed values fill if none of them shrinks.
@@ -57,6 +57,7 @@ class WritePlan:
     groups: tuple[tuple[PlannedWrite, ...], ...]
     cut: tuple[PlannedWrite, ...]
     far_bytes: int
+    host_bytes: int
     compressed: bool
     ends: tuple[int, ...]
     nbytes: int
@@ -111,11 +112,13 @@ def plan_writes(
     nbytes = sum(write.chunk.nbytes for write in writes)
     cut = tuple(w for w in writes if w.chunk.device >= 0 and w.chunk.box != w.chunk.region)
     far_bytes = sum(write.chunk.nbytes for write in writes if write.far)
+    host_bytes = sum(write.chunk.nbytes for write in writes if write.chunk.device == -1)
     worst = sum(longest_place(packed_bound(w.chunk.nbytes) + footer_bytes) for w in writes)
     return WritePlan(
         tuple(_grouped(writes, nbytes)),
         cut,
         far_bytes,
+        host_bytes,
         compressed,
         tuple(placer.ends),
         nbytes,
