@@ -72,27 +72,24 @@ def test_stalls_of_every_case(tmp_path):
 
 
 def test_jaxckpt_sees_one_habit_alone(tmp_path, monkeypatch):
-    seen: dict[str, list[bool]] = {}
+    viewed, habits = [], []
     views_serve = Donations.views_serve
 
-    def look(donations):
-        seen.setdefault(current[0], []).append(views_serve(donations))
-        return seen[current[0]][-1]
+    def look(donations: Donations) -> bool:
+        viewed.append(views_serve(donations))
+        return viewed[-1]
+
+    def say(line: str) -> None:
+        _state, habit, case, *_ = line.split()
+        habits.extend([habit] if case == EAGER else [])
 
     monkeypatch.setattr(Donations, "views_serve", look)
-    current = [""]
     monkeypatch.setattr(loop_stall, "_CASES", {LARGE: (NONE, EAGER)})
     monkeypatch.setattr(loop_stall, "_QUIET_SECS", 0.0)
-    rounds = loop_stall._rounds
-
-    def note(name, habit, *rest):
-        current[0] = habit
-        return rounds(name, habit, *rest)
-
-    monkeypatch.setattr(loop_stall, "_rounds", note)
-    measure_stalls(str(tmp_path), 2e6, 6, 2, lambda _: None)
+    measure_stalls(str(tmp_path), 2e6, 6, 2, say)
     # The save of the warm-up knows nothing of the loop yet.
-    assert seen == {DONATED: [False] * 3, KEPT: [False, True, True]}
+    donated, kept = [(DONATED, False)] * 3, [(KEPT, False), (KEPT, True), (KEPT, True)]
+    assert list(zip(habits, viewed, strict=True)) == donated + kept
 
 
 def test_every_save_of_the_loop_is_accounted_for(tmp_path):
