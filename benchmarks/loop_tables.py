@@ -23,9 +23,9 @@ new. So after each save comes a step that reads and writes every element, and `p
 this step, less what the step takes without a save in the same round. Two habits of a loop are
 measured, each in rounds of its own with savers of its own: in `donated` the step donates the state
 and works in place, in `kept` it makes new arrays and the old ones are dropped. A lazy save and
-torch, which do the same in both, are in the first alone, torch in three rounds at most. `staged` is
-when the state may be changed, `ended` when the library says that the save has ended; only jaxckpt
-makes it durable by then."""
+torch, which do the same in both, are in the first alone. Torch, and orbax with many leaves, have
+three rounds at most. `staged` is when the state may be changed, `ended` when the library says that
+the save has ended; only jaxckpt makes it durable by then."""
 
 
 def print_tables(results: LoopResults, console: Console) -> None:
