@@ -7,6 +7,7 @@ from rich.console import Console
 from benchmarks.loop_memory import MIB
 from benchmarks.loop_results import CALL, ENDED, PAID, STAGED, LoopResults, Spread, bars
 from benchmarks.loop_savers import LABELS, LAZY, NONE
+from benchmarks.loop_stall import HABITS
 from benchmarks.loop_training import CASES
 from benchmarks.tables import Table, about, bars_table, markdown, rich_table
 
@@ -18,10 +19,13 @@ _STALL = """\
 A save begins when the one before has ended and the disk is quiet, with all memory used before (one
 save of each case is not counted). `call` is the stall. On the CPU backend a library may return
 with views of the arrays in hand; then a step that donates finds its memory in use and must take
-new. So after each save comes a step that reads and writes every element in place, and `paid` is the
-call and this step, less what the step takes without a save in the same round. `staged` is when the
-state may be changed, `ended` when the library says that the save has ended; only jaxckpt makes it
-durable by then."""
+new. So after each save comes a step that reads and writes every element, and `paid` is the call and
+this step, less what the step takes without a save in the same round. Two habits of a loop are
+measured, each in rounds of its own with savers of its own: in `donated` the step donates the state
+and works in place, in `kept` it makes new arrays and the old ones are dropped. A lazy save and
+torch, which do the same in both, are in the first alone. Torch, and orbax with many leaves, have
+three rounds at most. `staged` is when the state may be changed, `ended` when the library says that
+the save has ended; only jaxckpt makes it durable by then."""
 
 
 def print_tables(results: LoopResults, console: Console) -> None:
@@ -64,24 +68,26 @@ def _stalls(results: LoopResults) -> list[Table]:
 def _stall(results: LoopResults, state: str) -> Table:
     nbytes = next(one.nbytes for one in results.stalls if one.state == state)
     rows: list[tuple[str, ...]] = []
-    for case in results.cases(state):
-        if case == NONE:
-            continue
-        call, paid = results.stall(state, case, CALL), results.stall(state, case, PAID)
+    for case, habit in [(c, h) for h in HABITS for c in results.cases(state, h) if c != NONE]:
+        call = results.stall(state, habit, case, CALL)
+        paid = results.stall(state, habit, case, PAID)
         assert call is not None
         assert paid is not None
         rows.append(
             (
                 LABELS[case],
+                habit,
                 _ms(call),
                 _range_ms(call),
                 _ms(paid),
                 _range_ms(paid),
-                _ms(results.stall(state, case, STAGED)) if case == LAZY else "",
-                _secs(results.stall(state, case, ENDED)),
+                _ms(results.stall(state, habit, case, STAGED)) if case == LAZY else "",
+                _secs(results.stall(state, habit, case, ENDED)),
             )
         )
-    header = ("", "call ms", "min - max", "paid ms", "min - max", "staged ms", "ended s")
+    header = (
+        "", "state", "call ms", "min - max", "paid ms", "min - max", "staged ms", "ended s",
+    )  # fmt: skip
     return Table(f"{state}: {nbytes / 1e6:,.0f} MB", header, rows)
 
 

@@ -7,17 +7,47 @@ import json
 
 import pytest
 
-from benchmarks import throttle
+from benchmarks import loop_stall, throttle
 from benchmarks.bars import Bar
 from benchmarks.loop_memory import MIB, LoopMemory
 from benchmarks.loop_process import MEMORY, STALL, TRAINING, run_part
-from benchmarks.loop_results import ENDED, PAID, STAGED, LoopResults, bars, from_parts, write_json
-from benchmarks.loop_savers import COPY, EAGER, LAZY, NONE, ORBAX, ORBAX_FREE, TORCH, Counts
-from benchmarks.loop_stall import LARGE, MANY, SMALL, Stall
+from benchmarks.loop_results import (
+    CALL,
+    ENDED,
+    PAID,
+    STAGED,
+    LoopResults,
+    bars,
+    from_parts,
+    write_json,
+)
+from benchmarks.loop_savers import (
+    COPY,
+    EAGER,
+    LAZY,
+    NONE,
+    ORBAX,
+    ORBAX_FREE,
+    TORCH,
+    TORCHES,
+    Counts,
+)
+from benchmarks.loop_stall import (
+    DONATED,
+    HABITS,
+    KEPT,
+    LARGE,
+    MANY,
+    SMALL,
+    Stall,
+    cases,
+    measure_stalls,
+)
 from benchmarks.loop_tables import write_markdown
 from benchmarks.loop_training import Loop, Training
 from benchmarks.machine import Machine
 from benchmarks.measure import WARM_UP
+from jaxckpt.donating import Donations
 
 MACHINE = Machine("day", "none", "cpu", 2, 1.0, "kernel", "disk", [0.0], "3", {}, "commit")
 
@@ -28,11 +58,38 @@ def test_stalls_of_every_case(tmp_path):
     found = run_part(STALL, arguments, str(tmp_path), said.append)
     results = from_parts(MACHINE, found, None, None)
     assert results.states() == [LARGE, *MANY]
-    assert {COPY, EAGER, LAZY, ORBAX} <= set(results.cases(LARGE))
-    assert len(said) == len(results.stalls) == 2 * sum(map(len, map(results.cases, [LARGE, *MANY])))
+    assert {COPY, EAGER, LAZY, ORBAX} <= set(results.cases(LARGE, DONATED))
+    for habit in HABITS:
+        for state in (LARGE, *MANY):
+            found = set(results.cases(state, habit))
+            assert {NONE, EAGER, ORBAX} <= found
+            assert set(cases(state, habit)) - found <= set(TORCHES)  # it may not be installed
+    counts = [len(results.cases(state, habit)) for state in (LARGE, *MANY) for habit in HABITS]
+    assert len(said) == len(results.stalls) == 2 * sum(counts)
     for one in results.stalls:
         assert 0 < one.call <= one.staged <= one.stepped <= one.ended
     assert not list(tmp_path.iterdir())
+
+
+def test_jaxckpt_sees_one_habit_alone(tmp_path, monkeypatch):
+    viewed, habits = [], []
+    views_serve = Donations.views_serve
+
+    def look(donations: Donations) -> bool:
+        viewed.append(views_serve(donations))
+        return viewed[-1]
+
+    def say(line: str) -> None:
+        _state, habit, case, *_ = line.split()
+        habits.extend([habit] if case == EAGER else [])
+
+    monkeypatch.setattr(Donations, "views_serve", look)
+    monkeypatch.setattr(loop_stall, "_CASES", {LARGE: (NONE, EAGER)})
+    monkeypatch.setattr(loop_stall, "_QUIET_SECS", 0.0)
+    measure_stalls(str(tmp_path), 2e6, 6, 2, say)
+    # The save of the warm-up knows nothing of the loop yet.
+    donated, kept = [(DONATED, False)] * 3, [(KEPT, False), (KEPT, True), (KEPT, True)]
+    assert list(zip(habits, viewed, strict=True)) == donated + kept
 
 
 def test_every_save_of_the_loop_is_accounted_for(tmp_path):
@@ -87,8 +144,9 @@ def made_up() -> LoopResults:
     """Every figure at its bar, or a little better."""
     calls = {NONE: 0.0, COPY: 0.1, EAGER: 0.13, LAZY: 0.01, ORBAX: 1.95, TORCH: 0.5}
     stalls = [
-        Stall(state, 10**9, case, number, call, call + 0.1, call + 0.25, 2.0)
+        Stall(state, 10**9, habit, case, number, call, call + 0.1, call + 0.25, 2.0)
         for state in (LARGE, SMALL)
+        for habit in HABITS
         for case, call in calls.items()
         for number in (WARM_UP, 0, 1)
     ]
@@ -109,18 +167,24 @@ def test_bars_and_files(tmp_path):
     results = made_up()
     found = {bar.what: bar for bar in bars(results)}
     assert all(bar.met for bar in found.values())
-    stall = f"{LARGE}: stall, against a plain copy"
-    assert found[stall] == Bar(stall, "at most 1.3x", "1.30x", met=True)
-    many = f"{SMALL}: stall, against the best of orbax async"
+    for habit in HABITS:
+        stall = f"{LARGE}, {habit}: stall, against a plain copy"
+        assert found[stall] == Bar(stall, "at most 1.3x", "1.30x", met=True)
+    assert f"{LARGE}, {KEPT}: stall, against the best of orbax async" in found
+    assert f"{LARGE}, {DONATED}: stall and the step after it, against the best of orbax async" in (
+        found
+    )
+    many = f"{SMALL}, {KEPT}: stall, against orbax async"
     assert found[many] == Bar(many, "at most 1/15", "1/15.0", met=True)
     loop = "loop: throughput of jaxckpt against no checkpoints"
     assert found[loop] == Bar(loop, "at least 0.95x", "0.952x", met=True)
-    paid, staged = results.stall(LARGE, EAGER, PAID), results.stall(LARGE, EAGER, STAGED)
+    paid = results.stall(LARGE, DONATED, EAGER, PAID)
+    staged = results.stall(LARGE, DONATED, EAGER, STAGED)
     assert paid is not None
     assert staged is not None
     assert paid.median == pytest.approx(0.13)
     assert staged.median == pytest.approx(0.23)
-    assert results.stall(LARGE, "other", ENDED) is None
+    assert results.stall(LARGE, KEPT, "other", ENDED) is None
     write_markdown(results, str(tmp_path / "loop.md"))
     text = (tmp_path / "loop.md").read_text()
     assert "MISSED" not in text
@@ -134,6 +198,19 @@ def test_bars_and_files(tmp_path):
         content["training"],
         content["memory"],
     ) == dataclasses.replace(results, settings={}, notes=[])
+
+
+def test_a_bar_compares_within_one_habit():
+    results = made_up()
+    slow = [dataclasses.replace(s, call=s.call * 1.2) if (s.case, s.habit) == (EAGER, DONATED) else s
+            for s in results.stalls]  # fmt: skip
+    worse = dataclasses.replace(results, stalls=slow)
+    missed = [bar.what for bar in bars(worse) if not bar.met]
+    assert missed == [f"{LARGE}, {DONATED}: stall, against a plain copy"]
+    kept, donated = (worse.stall(LARGE, habit, EAGER, CALL) for habit in (KEPT, DONATED))
+    assert kept is not None
+    assert donated is not None
+    assert (kept.median, donated.median) == pytest.approx((0.13, 0.156))
 
 
 def test_bars_that_are_missed():
@@ -151,8 +228,8 @@ def test_bars_that_are_missed():
         memory=dataclasses.replace(results.memory, peak=193 * MIB, late=106),
     )
     missed = {bar.what for bar in bars(worse) if not bar.met}
-    assert f"{LARGE}: stall, against a plain copy" in missed
-    assert f"{SMALL}: stall, against the best of orbax async" in missed
+    assert f"{LARGE}, {KEPT}: stall, against a plain copy" in missed
+    assert f"{SMALL}, {KEPT}: stall, against orbax async" in missed
     assert "loop: throughput of jaxckpt, lazy against no checkpoints" in missed
     assert "most memory held in 1,000 saves" in missed
     assert "resident memory after 1,000 saves against a tenth of them" in missed
