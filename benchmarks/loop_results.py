@@ -22,6 +22,7 @@ from benchmarks.loop_savers import (
     ORBAXES,
     OURS,
     TORCHES,
+    VIEWS,
     Counts,
 )
 from benchmarks.loop_stall import DONATED, HABITS, KEPT, LARGE, MANY, Stall
@@ -149,12 +150,16 @@ def bars(results: LoopResults) -> list[Bar]:
             for habit in HABITS
         ),
         # A call that leaves its copy to the donating step is not compared by itself.
-        _against(results, (LARGE, KEPT, CALL), ORBAXES, 1.0, "the best of orbax async"),
+        *(
+            _against(results, (LARGE, KEPT, CALL), ORBAXES, 1.0, "the best of orbax async", case)
+            for case in (EAGER, VIEWS)
+        ),
         _against(results, (LARGE, DONATED, PAID), ORBAXES, 1.0, "the best of orbax async"),
         _against(results, (LARGE, DONATED, CALL), TORCHES, 1.0, "the best of torch DCP async"),
         *(
-            _against(results, (state, KEPT, CALL), (ORBAX,), 1 / _MANY_TIMES, "orbax async")
+            _against(results, (state, KEPT, CALL), (ORBAX,), 1 / _MANY_TIMES, "orbax async", case)
             for state in MANY
+            for case in (EAGER, VIEWS)
         ),
         _lazy(results),
         *(_throughput(results, case) for case in OURS),
@@ -169,18 +174,24 @@ def _against(
     cases: tuple[str, ...],
     wanted: float,
     label: str,
+    case: str = EAGER,
 ) -> Bar | None:
     """``where`` is a state, a habit and a time."""
     state, habit, what = where
-    own = results.stall(state, habit, EAGER, what)
-    others = [found.median for case in cases if (found := results.stall(state, habit, case, what))]
+    own = results.stall(state, habit, case, what)
+    others = [found.median for c in cases if (found := results.stall(state, habit, c, what))]
     if own is None or not others:
         return None
     times = own.median / max(min(others), 1e-9)
     named = "stall" if what == CALL else "stall and the step after it"
     words = f"at most 1/{1 / wanted:g}" if wanted < 1 else f"at most {wanted:g}x"
     measured = f"1/{1 / times:.1f}" if 0 < times < 1 else f"{times:.2f}x"
-    return Bar(f"{state}, {habit}: {named}, against {label}", words, measured, times <= wanted)
+    return Bar(
+        f"{LABELS[case]}, {state}, {habit}: {named}, against {label}",
+        words,
+        measured,
+        times <= wanted,
+    )
 
 
 def _lazy(results: LoopResults) -> Bar | None:

@@ -17,7 +17,7 @@ import jaxckpt
 from benchmarks import disk
 
 COPY, NONE = "copy", "none"
-EAGER, LAZY = "jaxckpt", "jaxckpt-lazy"
+EAGER, LAZY, VIEWS = "jaxckpt", "jaxckpt-lazy", "jaxckpt-views"
 ORBAX, ORBAX_RAW, ORBAX_FREE = "orbax", "orbax-raw", "orbax-continuous"
 TORCH, TORCH_KEPT = "torch", "torch-stager"
 OURS = (EAGER, LAZY)
@@ -28,6 +28,7 @@ LABELS = {
     NONE: "no checkpoints",
     EAGER: "jaxckpt",
     LAZY: "jaxckpt, lazy",
+    VIEWS: "jaxckpt, views",
     ORBAX: "orbax async",
     ORBAX_RAW: "orbax async, raw",
     ORBAX_FREE: "orbax async, raw, as often as it can",
@@ -76,9 +77,10 @@ class Saver:
     close: Callable[[], None]
 
 
-def ours(folder: str, *, lazy: bool = False, keep_last: int = 2) -> Saver:
-    """jaxckpt with its defaults."""
-    checkpointer = jaxckpt.Checkpointer(folder, keep_last=keep_last)
+def ours(folder: str, *, lazy: bool = False, views: bool = False, keep_last: int = 2) -> Saver:
+    """jaxckpt with its defaults, or lazy, or allowed to look at arrays instead of copying them."""
+    options = jaxckpt.Options(views=views)
+    checkpointer = jaxckpt.Checkpointer(folder, keep_last=keep_last, options=options)
     saves = _Counter()
 
     def save(step: int, state: Tree) -> None:
@@ -88,9 +90,10 @@ def ours(folder: str, *, lazy: bool = False, keep_last: int = 2) -> Saver:
         dropped = checkpointer.dropped
         return Counts(saves.count - dropped, dropped, checkpointer.report().waited_secs)
 
-    words = f"Checkpointer(run, keep_last={keep_last}), save(step, state"
+    given = ", options=Options(views=True)" if views else ""
+    words = f"Checkpointer(run, keep_last={keep_last}{given}), save(step, state"
     return Saver(
-        name=LAZY if lazy else EAGER,
+        name=LAZY if lazy else VIEWS if views else EAGER,
         settings=f"{words}, lazy=True), wait_staged()" if lazy else f"{words})",
         save=save,
         ready=checkpointer.wait_staged,

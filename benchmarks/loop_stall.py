@@ -33,6 +33,7 @@ from benchmarks.loop_savers import (
     TORCH,
     TORCH_KEPT,
     TORCHES,
+    VIEWS,
     Counts,
     Saver,
     Tree,
@@ -52,10 +53,10 @@ _GROUPS_A_CORE = 8
 DONATED, KEPT = "donated", "kept"
 HABITS = (DONATED, KEPT)
 _CASES = {
-    LARGE: (NONE, COPY, EAGER, LAZY, ORBAX, ORBAX_RAW, TORCH, TORCH_KEPT),
-    SMALL: (NONE, EAGER, ORBAX, TORCH),
-    SMALLER: (NONE, EAGER, ORBAX),
-    UNSHARDED: (NONE, EAGER, ORBAX, TORCH),
+    LARGE: (NONE, COPY, EAGER, VIEWS, LAZY, ORBAX, ORBAX_RAW, TORCH, TORCH_KEPT),
+    SMALL: (NONE, EAGER, VIEWS, ORBAX, TORCH),
+    SMALLER: (NONE, EAGER, VIEWS, ORBAX),
+    UNSHARDED: (NONE, EAGER, VIEWS, ORBAX, TORCH),
 }
 _DONATED_ONLY = (LAZY, TORCH, TORCH_KEPT)  # those that do the same in both
 _SLOW_ROUNDS = 3  # of torch, and of orbax with many leaves: seconds until a save ends
@@ -133,8 +134,8 @@ def _saver(case: str, home: str, state: State) -> Saver:
         return plain_copy(state.host)
     if case == NONE:
         return _no_checkpoint()
-    if case in (EAGER, LAZY):
-        return ours(home, lazy=case == LAZY, keep_last=1)
+    if case in (EAGER, VIEWS, LAZY):
+        return ours(home, lazy=case == LAZY, views=case == VIEWS, keep_last=1)
     if case in (ORBAX, ORBAX_RAW):
         return orbax(home, case, keep_last=1)
     return torch_dcp(home, case, keep_last=1, views=dict(state.host))

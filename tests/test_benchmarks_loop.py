@@ -30,6 +30,7 @@ from benchmarks.loop_savers import (
     ORBAX_FREE,
     TORCH,
     TORCHES,
+    VIEWS,
     Counts,
 )
 from benchmarks.loop_stall import (
@@ -81,10 +82,10 @@ def test_jaxckpt_sees_one_habit_alone(tmp_path, monkeypatch):
 
     def say(line: str) -> None:
         _state, habit, case, *_ = line.split()
-        habits.extend([habit] if case == EAGER else [])
+        habits.extend([habit] if case == VIEWS else [])
 
     monkeypatch.setattr(Donations, "views_serve", look)
-    monkeypatch.setattr(loop_stall, "_CASES", {LARGE: (NONE, EAGER)})
+    monkeypatch.setattr(loop_stall, "_CASES", {LARGE: (NONE, VIEWS)})
     monkeypatch.setattr(loop_stall, "_QUIET_SECS", 0.0)
     measure_stalls(str(tmp_path), 2e6, 6, 2, say)
     # The save of the warm-up knows nothing of the loop yet.
@@ -168,13 +169,14 @@ def test_bars_and_files(tmp_path):
     found = {bar.what: bar for bar in bars(results)}
     assert all(bar.met for bar in found.values())
     for habit in HABITS:
-        stall = f"{LARGE}, {habit}: stall, against a plain copy"
+        stall = f"jaxckpt, {LARGE}, {habit}: stall, against a plain copy"
         assert found[stall] == Bar(stall, "at most 1.3x", "1.30x", met=True)
-    assert f"{LARGE}, {KEPT}: stall, against the best of orbax async" in found
-    assert f"{LARGE}, {DONATED}: stall and the step after it, against the best of orbax async" in (
-        found
+    assert f"jaxckpt, {LARGE}, {KEPT}: stall, against the best of orbax async" in found
+    assert (
+        f"jaxckpt, {LARGE}, {DONATED}: stall and the step after it, against the best of orbax async"
+        in (found)
     )
-    many = f"{SMALL}, {KEPT}: stall, against orbax async"
+    many = f"jaxckpt, {SMALL}, {KEPT}: stall, against orbax async"
     assert found[many] == Bar(many, "at most 1/15", "1/15.0", met=True)
     loop = "loop: throughput of jaxckpt against no checkpoints"
     assert found[loop] == Bar(loop, "at least 0.95x", "0.952x", met=True)
@@ -206,7 +208,7 @@ def test_a_bar_compares_within_one_habit():
             for s in results.stalls]  # fmt: skip
     worse = dataclasses.replace(results, stalls=slow)
     missed = [bar.what for bar in bars(worse) if not bar.met]
-    assert missed == [f"{LARGE}, {DONATED}: stall, against a plain copy"]
+    assert missed == [f"jaxckpt, {LARGE}, {DONATED}: stall, against a plain copy"]
     kept, donated = (worse.stall(LARGE, habit, EAGER, CALL) for habit in (KEPT, DONATED))
     assert kept is not None
     assert donated is not None
@@ -228,8 +230,8 @@ def test_bars_that_are_missed():
         memory=dataclasses.replace(results.memory, peak=193 * MIB, late=106),
     )
     missed = {bar.what for bar in bars(worse) if not bar.met}
-    assert f"{LARGE}, {KEPT}: stall, against a plain copy" in missed
-    assert f"{SMALL}, {KEPT}: stall, against orbax async" in missed
+    assert f"jaxckpt, {LARGE}, {KEPT}: stall, against a plain copy" in missed
+    assert f"jaxckpt, {SMALL}, {KEPT}: stall, against orbax async" in missed
     assert "loop: throughput of jaxckpt, lazy against no checkpoints" in missed
     assert "most memory held in 1,000 saves" in missed
     assert "resident memory after 1,000 saves against a tenth of them" in missed
