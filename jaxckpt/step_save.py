@@ -11,18 +11,17 @@ from typing import Any
 
 from jaxckpt._options import Options
 from jaxckpt.agreeing import agree, check_shared
-from jaxckpt.commit import Temporary, give_up, open_temporary, publish, retire
+from jaxckpt.commit import retire
 from jaxckpt.donating import Donations
 from jaxckpt.errors import PreemptedError, StepExistsError
-from jaxckpt.format import orbaxmeta
 from jaxckpt.in_flight import InFlight, Snapshot
 from jaxckpt.io.coordinator import WAIT_SECS
 from jaxckpt.io.engine import Engine
 from jaxckpt.io.pool import HostPool
-from jaxckpt.io.store import join, write_file
+from jaxckpt.io.store import join
 from jaxckpt.io.threads import settle
 from jaxckpt.io.world import World
-from jaxckpt.items import METRICS_ITEM, encode_items, state_item_name
+from jaxckpt.items import encode_items
 from jaxckpt.planning import StatePlan, fingerprint, keep_host_values
 from jaxckpt.policy import StepInfo
 from jaxckpt.recording import Recorder
@@ -30,6 +29,7 @@ from jaxckpt.replanning import Planner
 from jaxckpt.retention import Retention
 from jaxckpt.saving import StagedItem, headroom
 from jaxckpt.single import refuse_if_full
+from jaxckpt.step_place import StepPlace
 
 THREAD_NAMES = "jaxckpt-"  # those of all threads of this package begin so
 _WRITE_SECS = 3600.0  # how long one snapshot may take before others are missed
@@ -101,10 +101,9 @@ class StepSave:
         self, tools: Tools, request: StepRequest, known_failed: list[int], state: Any
     ) -> None:
         self._tools, self._world, self._request = tools, tools.world, request
-        self._started_ns, self._began_ns = tools.world.wall_ns(), tools.world.monotonic_ns()
+        self._began_ns = tools.world.monotonic_ns()
         self._written_secs = 0.0
         self._final = join(request.run, str(request.step))
-        self._temporary: Temporary | None = None  # the primary's
         self._failed: BaseException | None = None
         self._behind = request.lazy  # whether the thread copies
         self._opened, self._may_copy = threading.Event(), False
@@ -118,6 +117,7 @@ class StepSave:
         self._operation = self._world.coordinator.operation(what)
         with self._operation:
             self._items = encode_items(request.items, request.info.metrics)
+            self._place = StepPlace(self._world, self._operation, self._final, self._items)
             plan = tools.planner.plan(state)
             self.nbytes = plan.nbytes
             self._refuse(plan)
@@ -291,7 +291,7 @@ class StepSave:
         recorder, step = self._tools.recorder, self._request.step
         try:
             with self._operation:
-                with _Discarding(self):
+                with self._place:
                     place = self._write()
                 if place:
                     self._commit()
@@ -337,8 +337,8 @@ class StepSave:
             self._item.abandon()
             raise
         in_flight.release(snapshot)
-        if self._temporary is not None:
-            self._describe_step(self._temporary.path)
+        self._place.describe()
+        self._raise_failed()
         return place
 
     def _raise_failed(self) -> None:
@@ -372,7 +372,7 @@ class StepSave:
         in_flight, snapshot, place = self._tools.in_flight, self._snapshot, ""
         is_primary = self._world.coordinator.is_primary
         if is_primary and in_flight.wait_for_turn(snapshot, self._look):
-            place = self._open_place()
+            place = self._place.open()
         word = json.dumps([place, snapshot.newer]).encode()
         patience = _WRITE_SECS * in_flight.count  # each of those before it may take its time
         answer = self._operation.meet("its turn", b"", lambda _: word, _WRITE_SECS, patience)
@@ -381,42 +381,20 @@ class StepSave:
             in_flight.take_turn(snapshot)
         return place
 
-    def _open_place(self) -> str:
-        """The primary's part before the first byte."""
-        store = self._world.store
-        self._temporary = open_temporary(self._world, self._final)
-        item = join(self._temporary.path, state_item_name(self._items))
-        store.make_dir(item)
-        return item
-
-    def _describe_step(self, path: str) -> None:
-        store, items = self._world.store, self._items
-        handlers = {state_item_name(items): orbaxmeta.STANDARD_HANDLER}
-        for name, data in items.items():
-            folder = join(path, name)
-            file = name if name == METRICS_ITEM else orbaxmeta.JSON_ITEM_NAME
-            store.make_dir(folder)
-            write_file(store, join(folder, file), data)
-            store.sync_dir(folder)
-            handlers[name] = orbaxmeta.JSON_HANDLER
-        about = orbaxmeta.encode_step(handlers, self._started_ns, self._world.wall_ns())
-        self._raise_failed()
-        write_file(store, join(path, orbaxmeta.STEP_NAME), about)
-
     def _commit(self) -> None:
         """The step gets its name; then, and once it is read back, older ones go."""
         request, tools, word = self._request, self._tools, b"[]"
-        if self._temporary is not None:
-            publish(self._world, self._temporary, self._final, replace=request.replace)
+        if self._place.opened:
+            self._place.publish(replace=request.replace)
             self._tell_durable()
             tools.retention.end(request.info, durable=True)
             tools.in_flight.made_durable(self._snapshot)
             word = json.dumps(tools.retention.removable(request.step)).encode()
         removable = json.loads(self._operation.meet("committed", b"", lambda _: word))
-        if self._temporary is None:
+        if not self._place.opened:
             self._tell_durable()
         if removable:
-            self._item.read_back(join(self._final, state_item_name(self._items)))
+            self._item.read_back(self._place.final_item)
 
             def remove(_: list[bytes]) -> bytes:
                 self._remove(removable)
@@ -442,23 +420,3 @@ class StepSave:
             write_secs=self._written_secs,
             bytes=self.nbytes,
         )
-
-    def discard(self, error: BaseException) -> None:
-        """Removes what the primary made, once no process writes there any more."""
-        if self._temporary is not None:
-            give_up(self._world, self._operation, self._temporary, error)
-            self._temporary = None
-
-
-class _Discarding:
-    """What fails inside the block leaves no directory behind."""
-
-    def __init__(self, save: StepSave) -> None:
-        self._save = save
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._save.discard(error)

@@ -27,6 +27,7 @@ LAYERS = [
     {"saving", "restoring"},
     {"single"},
     {"deciding", "preemption"},
+    {"step_place"},
     {"step_save"},
     {"saves", "run_reader"},
     {"schedule"},

@@ -122,7 +122,8 @@ def _one_device_each(
 
 
 def _to_numpy(array: jax.Array) -> np.ndarray:
-    if array.device.platform != "cpu":
+    device: Any = array.device  # of an array on one device
+    if device.platform != "cpu":
         # An array keeps the host copy that was made of it; a second name for the same buffer
         # takes the copy along when it goes.
         array = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])

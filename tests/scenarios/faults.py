@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 import jaxckpt
-from jaxckpt import completing, merging, replanning, restoring, saving, step_save
+from jaxckpt import completing, merging, replanning, restoring, saving, step_place, step_save
 from jaxckpt.dist import default_coordinator
 from jaxckpt.errors import StorageError
 from jaxckpt.ettr.records import JOURNAL_NAME
@@ -78,7 +78,7 @@ IN_SAVE: dict[str, Callable[[Callable[[], None]], None]] = {
     "synced": lambda act: after(Staging, "finish", act),
     "announced": lambda act: before(merging, "build_tree", act),
     "merging": lambda act: before(merging, "check_files", act),
-    "before the rename": lambda act: before(step_save, "publish", act),
+    "before the rename": lambda act: before(step_place, "publish", act),
     "after the rename": lambda act: after(LocalStore, "rename", act),
 }
 IN_RESTORE: dict[str, Callable[[Callable[[], None]], None]] = {
