@@ -94,7 +94,8 @@ def _parts(source: Any) -> list[tuple[tuple[slice, ...], np.ndarray]]:
     """The distinct regions of an array in this process, and where they belong."""
     wanted = _one_device_each(source.sharding, source.shape)
     # jax makes an array for each shard, each time that it is asked for one: all at once is cheaper.
-    shards = [s for s in getattr(source, "_arrays", ()) if s.device.id in wanted]
+    # (None once the array is donated; what follows says so then.)
+    shards = [s for s in getattr(source, "_arrays", None) or () if s.device.id in wanted]
     if len(shards) == len(wanted):
         return [(wanted[s.device.id], _to_numpy(s)) for s in shards]
     return [(index, _to_numpy(shard_on(source, device))) for device, index in wanted.items()]

@@ -133,5 +133,5 @@ def test_no_order_of_compressed_values_takes_more_blocks_than_planned(
     for length in lengths:
         placer.place(chance.randint(1, length))
     worst = sum(map(longest_place, lengths))
-    plan = WritePlan((), (), 0, True, (), 0, (worst, worst // limit_bytes + 1))
+    plan = WritePlan((), (), 0, 0, True, (), 0, (worst, worst // limit_bytes + 1))
     assert sum(-(-end // block) for end in placer.ends) <= plan.blocks(block)
