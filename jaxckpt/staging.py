@@ -257,8 +257,9 @@ class Staging:
         chunks = [(self._sources[write.chunk.leaf], write.chunk) for write in group]
         try:
             arriving = self._transfers.begin(chunks)
-        except RuntimeError as error:
-            raise self._named(error, group) from error
+        except Exception as error:
+            self._raise_if_donated(error, group)
+            raise
 
         def copy() -> None:
             try:
@@ -274,8 +275,9 @@ class Staging:
         for write in self._plan.cut:
             try:
                 prepare_chunk(self._sources[write.chunk.leaf], write.chunk)
-            except RuntimeError as error:
-                raise self._named(error, (write,)) from error
+            except Exception as error:
+                self._raise_if_donated(error, (write,))
+                raise
 
     # -- copies, on several threads ----------------------------------------------------------------
 
@@ -312,8 +314,9 @@ class Staging:
                 else:
                     look = view or functools.partial(host_chunk, source, write.chunk)
                     self._copy(write, look)
-            except RuntimeError as error:
-                raise self._named(error, (write,)) from error
+            except Exception as error:
+                self._raise_if_donated(error, (write,))
+                raise
 
     def _copy(self, write: PlannedWrite, value: Callable[[], np.ndarray]) -> None:
         if write.uneven or self._compressed:
@@ -322,13 +325,15 @@ class Staging:
         else:
             self._take(write, value())
 
-    def _named(self, error: RuntimeError, group: tuple[PlannedWrite, ...]) -> Exception:
-        """The same error, or which leaf it was that could not be read since it is gone."""
+    def _raise_if_donated(self, error: Exception, group: tuple[PlannedWrite, ...]) -> None:
+        """Says which leaf it was that could not be read since it is gone.
+
+        jax has more than one error for that: a donation may come between its own check and use.
+        """
         for was_donated in (_is_gone, _is_going):
             for write in group:
                 if was_donated(self._sources[write.chunk.leaf], error):
-                    return DonatedTooEarlyError(self._names[write.chunk.leaf])
-        return error
+                    raise DonatedTooEarlyError(self._names[write.chunk.leaf]) from error
 
     def _take(self, write: PlannedWrite, value: np.ndarray) -> None:
         if self._compressed:
@@ -363,13 +368,13 @@ class Staging:
         return place, np.frombuffer(packed, np.uint8)
 
 
-def _is_gone(source: object, _: RuntimeError) -> bool:
+def _is_gone(source: object, _: Exception) -> bool:
     """Whether an array's memory went to a step."""
     deleted = getattr(source, "is_deleted", None)
     return deleted is not None and deleted()
 
 
-def _is_going(source: object, error: RuntimeError) -> bool:
+def _is_going(source: object, error: Exception) -> bool:
     """The same of a sharded array, which loses its shards one by one."""
     return hasattr(source, "is_deleted") and "deleted" in str(error)
 
