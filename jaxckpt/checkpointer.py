@@ -225,18 +225,21 @@ class Checkpointer:
             why = "preemption" if preempted else "policy" if due else "forced"
             try:
                 began = self._recorder.now()
-                save = self._saves.begin(request, state)
+                try:
+                    save = self._saves.begin(request, state)
+                except StepExistsError:
+                    if force or due:
+                        raise
+                    return False  # due for nothing but the preemption, and there already
                 self._tell(save, began, why, lazy)
                 if preempted:
                     self._make_durable(save)
                 self._saves.raise_known(save)
             except PreemptedError:
+                if not preempted:
+                    raise
                 self._saves.give_up(_CLEANING_SECS)
                 self._warn_of_preemption(step)
-            except StepExistsError:
-                if force or due:
-                    raise
-                return False  # it was due for nothing but the preemption, and is there already
             finally:
                 if preempted:
                     self._stop = self._answered = True

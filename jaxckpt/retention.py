@@ -26,6 +26,7 @@ class Retention:
         self._store, self._run, self._keep = store, run, keep
         self._known: dict[int, StepInfo] | None = None
         self._coming: dict[int, StepInfo] = {}
+        self._unread: set[int] = set()  # steps whose facts could not be read: they stay
         self._sorted: list[StepInfo] | None = None
         self._by_time: tuple[Sequence[StepInfo], Sequence[StepInfo]] = ((), ())
         self._lock = threading.Lock()
@@ -85,7 +86,7 @@ class Retention:
         with self._lock:
             known = self._load()
             # To look at all steps takes a while where many are kept: not if nothing may go anyway.
-            if not policy.removable(self._keep, list(known.values()), just_saved):
+            if not self._ask(known, just_saved):
                 return []
         scan = scan_steps(self._store, self._run)
         whole = set(scan.whole)
@@ -98,9 +99,8 @@ class Retention:
             for step in set(known) - whole:
                 del known[step]
             for step in whole - set(known):
-                known[step] = _info_of(self._store, self._run, step)
-            infos = list(known.values())
-        return policy.removable(self._keep, infos, just_saved)
+                known[step] = self._info_of(step)
+            return self._ask(known, just_saved)
 
     def removed(self, step: int) -> None:
         """A step is gone."""
@@ -111,24 +111,30 @@ class Retention:
     def _load(self) -> dict[int, StepInfo]:
         if self._known is None:
             whole = scan_steps(self._store, self._run).whole
-            self._known = {step: _info_of(self._store, self._run, step) for step in whole}
+            self._known = {step: self._info_of(step) for step in whole}
         return self._known
 
+    def _ask(self, known: dict[int, StepInfo], just_saved: int) -> list[int]:
+        may_go = policy.removable(self._keep, list(known.values()), just_saved)
+        return [step for step in may_go if step not in self._unread]
 
-def _info_of(store: Store, run: str, step: int) -> StepInfo:
-    """A step as its metadata tells it; of one that tells nothing, the number."""
-    path = join(run, str(step))
-    began, metrics = 0, None
-    try:
-        name = join(path, orbaxmeta.STEP_NAME)
-        data = read_file(store, name, MAX_JSON_BYTES, path)
-        began, metrics = orbaxmeta.decode_step_facts(data, name)
-        if metrics is None:
-            name = join(path, orbaxmeta.METRICS_ITEM, orbaxmeta.METRICS_ITEM)
-            metrics = orbaxmeta.decode_metrics(read_file(store, name, MAX_JSON_BYTES, path), name)
-    except (FileNotFoundError, ValueError, StorageError):
-        pass  # a policy that asks for what is not known does not keep the step for it
-    return StepInfo(step, time_of(began), metrics)
+    def _info_of(self, step: int) -> StepInfo:
+        """A step as its metadata tells it; of one that tells nothing, the number."""
+        path = join(self._run, str(step))
+        began, metrics = 0, None
+        try:
+            name = join(path, orbaxmeta.STEP_NAME)
+            data = read_file(self._store, name, MAX_JSON_BYTES, path)
+            began, metrics = orbaxmeta.decode_step_facts(data, name)
+            if metrics is None:
+                name = join(path, orbaxmeta.METRICS_ITEM, orbaxmeta.METRICS_ITEM)
+                data = read_file(self._store, name, MAX_JSON_BYTES, path)
+                metrics = orbaxmeta.decode_metrics(data, name)
+        except FileNotFoundError:
+            pass  # it has none
+        except (ValueError, StorageError):
+            self._unread.add(step)  # it may be the best one: nobody can say that it may go
+        return StepInfo(step, time_of(began), metrics)
 
 
 def time_of(wall_ns: int) -> dt.datetime:

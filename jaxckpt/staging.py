@@ -174,6 +174,8 @@ class Staging:
         """
         try:
             lengths = self._write(look)
+            if self._job.stopped():
+                raise AbandonedError  # writes that were left out must not pass for made
             for writer in self._writers.values():
                 writer.sync()
                 writer.close()

@@ -87,3 +87,15 @@ def test_what_is_no_metric_is_refused(tmp_path: Path, metrics: Any, words: str) 
         ckpt.wait()
         assert ckpt.restore_item("position") == 3
         assert float(ckpt.restore(state(0))["w"][0, 0]) == 1
+
+
+def test_a_step_whose_metrics_can_not_be_read_stays(tmp_path: Path) -> None:
+    """It may be the best one."""
+    keep = policy.KeepBest(1, "loss")
+    run = run_of(tmp_path / "run", keep)
+    (run / "2" / "metrics" / "metrics").write_text('{"loss": NaN')
+    with Checkpointer(run, keep_policy=keep) as ckpt:
+        for step in (6, 7):
+            ckpt.save(step, state(step), metrics={"loss": 0.2})
+            ckpt.wait()
+        assert ckpt.steps() == [2, 7]
